@@ -1,0 +1,28 @@
+# The only things needed beforehand are Python 3.11+ and make.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: venv demo test lint clean
+
+venv: .venv/.done
+
+.venv/.done: requirements.txt requirements-dev.txt constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -r requirements-dev.txt -c constraints.txt
+	touch $@
+
+# Trains FlatMatch on the embedded digits with 40 labels, in about two minutes.
+demo: venv
+	$(BIN)/python main.py --workdir runs/demo
+
+test: venv
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs

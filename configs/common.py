@@ -1,0 +1,81 @@
+"""Fields that all configs share, with the paper's numbers as defaults."""
+
+import ml_collections
+
+from flatmatch_jax import methods, recipes
+from flatmatch_jax.types import UserError
+
+VARIANT = {'method': 'flatmatch', 'labels': 40, 'seed': 0, 'split_seed': 0}
+
+
+def parse(arg: str, **defaults) -> dict:
+  """The part after the colon: 'method=fixmatch,labels=250' as a dict.
+
+  `defaults` change those of VARIANT; their types decide how values are read.
+  """
+  chosen = VARIANT | defaults
+  for item in filter(None, (arg or '').split(',')):
+    key, equals, value = item.partition('=')
+    if key not in chosen or not equals:
+      raise UserError(
+        f'Cannot read {item!r} in the config argument {arg!r}. Known keys: '
+        f'{", ".join(chosen)}; write them as key=value, joined by commas.'
+      )
+    chosen[key] = _read(key, value, chosen[key])
+  return chosen
+
+
+def _read(key, value, default):
+  if isinstance(default, str) or (key == 'labels' and value == 'all'):
+    return value
+  try:
+    return int(value)
+  except ValueError:
+    raise UserError(
+      f'{key}={value} in the config argument is not a whole number.'
+    ) from None
+
+
+def base(
+  arg: str, dataset: str, paper_labels: tuple[int, ...], **defaults
+) -> ml_collections.ConfigDict:
+  """The paper's settings for CIFAR-10; datasets change what differs."""
+  variant = parse(arg, **defaults)
+  method, recipe = recipes.parse(variant['method'], methods.METHODS)
+  return ml_collections.ConfigDict(
+    {
+      'dataset': dataset,
+      'data_dir': '',  # Empty: the usual TFDS folder.
+      # Chosen after the colon; others may depend on them.
+      'variant': {key: variant[key] for key in ('method', 'labels')},
+      **variant,
+      'paper_labels': paper_labels,
+      'labels_file': '',  # Indices of the labeled images, instead of a draw.
+      'unlabeled_includes_labeled': True,
+      # Arguments of the method and of the recipe, by their own names.
+      'method_args': methods.arguments(method),
+      'recipe_args': recipes.arguments(recipe),
+      'model': 'wrn_28_2',
+      'bn_momentum': 0.999,
+      'batch_norm': 'split',
+      'batch_size': 64,
+      'unlabeled_batch_size': 7 * 64,
+      'steps': 2**20,
+      'learning_rate': 0.03,
+      'weight_decay': 5e-4,
+      'ema_decay': 0.999,
+      # Weak augmentation: reflect by `pad`, crop, and flip.
+      'pad': 4,
+      'flip': True,
+      'log_every': 100,
+      'eval_every': 5120,
+      'checkpoint_every': 5120,
+      'eval_batch_size': 256,
+    }
+  )
+
+
+def set_fairness(config, small: tuple[int, ...]) -> None:
+  """FreeMatch's fairness weight is 0.01 instead of 0.05 at `small` labels."""
+  if 'fairness_weight' in config.method_args and config.labels in small:
+    config.method_args.fairness_weight = 0.01

@@ -1,0 +1,30 @@
+"""Handwritten digits, 8×8, bundled with scikit-learn: runs anywhere.
+
+  python main.py                                    # FlatMatch, 40 labels
+  python main.py --config configs/digits.py:method=supervised --workdir runs/s
+
+1,437 images to train on, 360 to test on. Averages forget faster than the
+paper's 0.999, because the run is a thousand times shorter than the paper's.
+"""
+
+from configs import common
+
+
+def get_config(arg=''):
+  config = common.base(arg, 'digits', paper_labels=(40, 100, 400))
+  config.mean, config.std = (0.3053,), (0.3765,)
+  config.model = 'wrn_10_2'
+  config.bn_momentum = 0.97
+  config.batch_size = 32
+  config.unlabeled_batch_size = 7 * 32
+  config.steps = 600
+  config.pad = 1
+  config.flip = False
+  config.log_every = 20
+  config.eval_every = 50
+  config.checkpoint_every = 200
+  if 'decay' in config.method_args:
+    config.method_args.decay = 0.99
+  if 'decay' in config.recipe_args:
+    config.recipe_args.decay = 0.99
+  return config

@@ -1,0 +1,1 @@
+"""Semi-supervised image classification in JAX, with FlatMatch at its heart."""

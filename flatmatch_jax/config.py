@@ -1,0 +1,116 @@
+"""Checks a config before any work, with errors that say what to change."""
+
+import math
+
+import jax
+
+from flatmatch_jax import data, methods, models, recipes
+from flatmatch_jax.forward import LAYOUTS
+from flatmatch_jax.types import UserError
+
+_POSITIVE = (
+  'steps',
+  'batch_size',
+  'unlabeled_batch_size',
+  'log_every',
+  'eval_every',
+  'checkpoint_every',
+  'eval_batch_size',
+)
+_DECAYS = ('ema_decay', 'bn_momentum')
+
+
+def check(config) -> None:
+  """Raises UserError at the first field that cannot work."""
+  if config.dataset not in data.SOURCES:
+    raise UserError(
+      f'Unknown dataset {config.dataset!r}. Known: {", ".join(data.SOURCES)}.'
+    )
+  _check_variant(config)
+  method, recipe = recipes.parse(config.method, methods.METHODS)
+  _check_arguments(config, 'method_args', methods.arguments(method))
+  _check_arguments(config, 'recipe_args', recipes.arguments(recipe))
+  if recipe != 'plain' and not methods.create(method).views:
+    raise UserError(
+      f'{config.method!r} has no meaning: {recipe} moves the unlabeled loss, '
+      f'and {method} has none. Take a semi-supervised method.'
+    )
+  for name in _POSITIVE:
+    if config[name] < 1:
+      raise UserError(
+        f'config.{name}={config[name]} must be at least 1; set --config.{name}.'
+      )
+  for name in _DECAYS:
+    if not 0 <= config[name] < 1:
+      raise UserError(
+        f'config.{name}={config[name]} must be at least 0 and below 1; set '
+        f'--config.{name}.'
+      )
+  if not 0 < config.learning_rate < math.inf:
+    raise UserError(
+      f'config.learning_rate={config.learning_rate} must be positive and '
+      'finite; the paper takes 0.03.'
+    )
+  if not 0 <= config.weight_decay < math.inf:
+    raise UserError(
+      f'config.weight_decay={config.weight_decay} must not be negative.'
+    )
+  if config.batch_norm not in LAYOUTS:
+    raise UserError(
+      f'Unknown config.batch_norm={config.batch_norm!r}. Known: '
+      f'{", ".join(LAYOUTS)}.'
+    )
+  _check_labels(config)
+  models.create(config.model, num_classes=2)
+  _check_devices(config)
+
+
+def _check_variant(config):
+  """Numbers that go with a method or a label count are chosen with it."""
+  for name, chosen in config.variant.items():
+    if config[name] != chosen:
+      raise UserError(
+        f'config.{name} was set to {config[name]!r} after the numbers that '
+        f'depend on it were chosen for {chosen!r}. Choose it with the file: '
+        f'--config FILE.py:{name}={config[name]}.'
+      )
+
+
+def _check_arguments(config, field, known):
+  unknown = sorted(set(config[field]) - set(known))
+  if unknown:
+    raise UserError(
+      f'config.{field} has no {unknown[0]!r} for method {config.method!r}. '
+      f'Known: {", ".join(known) or "none"}.'
+    )
+  for name, value in config[field].items():
+    if isinstance(value, float) and not 0 <= value < math.inf:
+      raise UserError(
+        f'config.{field}.{name}={value} must be finite and not negative.'
+      )
+
+
+def _check_labels(config):
+  classes = data.SOURCES[config.dataset].num_classes
+  labels = config.labels
+  if labels == 'all' or config.labels_file:
+    return
+  if not isinstance(labels, int) or labels < 1 or labels % classes:
+    raise UserError(
+      f'labels={labels} must be a positive multiple of the {classes} classes '
+      f'of {config.dataset}, or all. The paper uses '
+      f'{", ".join(map(str, config.paper_labels))}.'
+    )
+
+
+def _check_devices(config):
+  devices = jax.device_count()
+  for name in ('batch_size', 'unlabeled_batch_size'):
+    size = config[name]
+    if size % devices:
+      below = size // devices * devices
+      sizes = [str(s) for s in (below, below + devices) if s]
+      raise UserError(
+        f'config.{name}={size} must be divisible by the {devices} devices; '
+        f'the nearest sizes are {" and ".join(sizes)}.'
+      )

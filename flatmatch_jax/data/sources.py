@@ -1,0 +1,244 @@
+"""Datasets as uint8 arrays in memory, in an order that never changes.
+
+A labeled index of a split means the same image on every machine, so each
+source says in which order its rows come. TensorFlow, TensorFlow Datasets and
+scikit-learn are imported only when a source that needs them is loaded.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import types
+from typing import NamedTuple
+
+import numpy as np
+
+from flatmatch_jax.types import UserError
+
+
+class Dataset(NamedTuple):
+  """Train and test images with their labels, as numpy arrays."""
+
+  name: str
+  train_images: np.ndarray  # [N, H, W, C] uint8
+  train_labels: np.ndarray  # [N] int32, -1 where unknown.
+  test_images: np.ndarray  # [M, H, W, C] uint8
+  test_labels: np.ndarray  # [M] int32
+  class_names: tuple[str, ...]
+
+
+class TfdsSplits(NamedTuple):
+  """The splits of a TFDS dataset that make up ours, concatenated in order."""
+
+  train: tuple[str, ...] = ('train',)
+  test: tuple[str, ...] = ('test',)
+
+
+# Any TFDS dataset with 'image' of one size and 'label' can be added here.
+TFDS_SPLITS = {
+  'cifar10': TfdsSplits(),
+  'cifar100': TfdsSplits(),
+  'svhn_cropped': TfdsSplits(train=('train', 'extra')),
+  'stl10': TfdsSplits(train=('train', 'unlabelled')),  # Labels 5,000 + none.
+}
+
+_BATCH = 256
+_RETRIES = 2  # TFDS would retry for 3.5 minutes where there is no network.
+
+
+def digits(data_dir: str | os.PathLike | None = None) -> Dataset:
+  """The 1,797 digits of 8 x 8 pixels that scikit-learn carries.
+
+  Pixels 0..16 are scaled to 0..255. The test set is the first 360 entries of
+  `np.random.RandomState(0).permutation(1797)`, a stream that numpy keeps
+  frozen; the other 1,437 train. Both are in the order of the file.
+  """
+  del data_dir  # Nothing is stored.
+  from sklearn import datasets
+
+  bunch = datasets.load_digits()
+  images = np.round(bunch.images * 255 / 16).astype(np.uint8)[..., None]
+  labels = bunch.target.astype(np.int32)
+  is_test = np.zeros(len(labels), bool)
+  is_test[np.random.RandomState(0).permutation(len(labels))[:360]] = True
+  return Dataset(
+    name='digits',
+    train_images=images[~is_test],
+    train_labels=labels[~is_test],
+    test_images=images[is_test],
+    test_labels=labels[is_test],
+    class_names=tuple(str(name) for name in bunch.target_names),
+  )
+
+
+def from_tfds(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
+  """Reads a dataset of `TFDS_SPLITS`; downloads it if it is not there.
+
+  Examples with an id such as 'train_00042' (CIFAR, SVHN) go to the row of that
+  number, as in the official files. Others (STL-10) keep the order of the TFDS
+  files, which TFDS shuffles by a fixed hash when it prepares them.
+
+  Args:
+    name: Key of `TFDS_SPLITS`.
+    data_dir: Folder of prepared datasets; None or '' is the usual one of TFDS.
+  """
+  splits = TFDS_SPLITS[name]
+  tfds = _import_tfds()
+  folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
+  try:
+    with _errors_only(logging.getLogger('absl')):
+      builder = tfds.builder(
+        name, data_dir=folder if data_dir else None, try_gcs=False
+      )
+      if not builder.is_prepared():
+        _prepare(builder, name, folder)
+      train_images, train_labels = _read(builder, splits.train)
+      test_images, test_labels = _read(builder, splits.test)
+  except (UserError, MemoryError):
+    raise
+  except Exception as error:  # Each damaged file has its own type of error.
+    raise UserError(
+      f'Dataset {name!r} in {folder} cannot be read: {_one_line(error)}. '
+      f'Delete {os.path.join(folder, name)} and prepare it again: '
+      f'{_command(name, folder)}'
+    ) from error
+  label = builder.info.features['label']
+  names = label.names or [str(i) for i in range(label.num_classes)]
+  return Dataset(
+    name=name,
+    train_images=train_images,
+    train_labels=train_labels,
+    test_images=test_images,
+    test_labels=test_labels,
+    class_names=tuple(names),
+  )
+
+
+def _import_tfds() -> types.ModuleType:
+  """Returns tensorflow_datasets, quiet and without GPUs."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  # Else TensorFlow would take the memory that JAX needs. RuntimeError: it is
+  # in use already, and its user decides.
+  with contextlib.suppress(RuntimeError):
+    tf.config.set_visible_devices([], 'GPU')
+  return tfds
+
+
+@contextlib.contextmanager
+def _errors_only(logger: logging.Logger):
+  """Hides what TFDS warns itself of, such as its own deprecated calls."""
+  level = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+
+
+def _prepare(builder, name: str, folder: str) -> None:
+  """Downloads and writes a dataset; raises UserError where that fails."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core.download import downloader
+
+  tfds.display_progress_bar(sys.stderr.isatty())
+  retries, downloader.MAX_RETRIES = downloader.MAX_RETRIES, _RETRIES
+  try:
+    with contextlib.redirect_stdout(sys.stderr):
+      builder.download_and_prepare()
+    if not builder.is_prepared():  # TFDS takes any folder for a dataset.
+      raise FileNotFoundError(
+        f'{builder.data_dir} has no dataset_info.json; delete it'
+      )
+  except Exception as error:
+    raise UserError(
+      f'Dataset {name!r} is not prepared in {folder}, and preparing it failed: '
+      f'{_one_line(error)}. Give a data_dir that holds {name}, or prepare it '
+      f'with network access and copy the folder: {_command(name, folder)}'
+    ) from error
+  finally:
+    downloader.MAX_RETRIES = retries
+
+
+def _read(builder, splits) -> tuple[np.ndarray, np.ndarray]:
+  """Returns images and labels of the concatenated `splits`."""
+  missing = [split for split in splits if split not in builder.info.splits]
+  if missing:
+    raise ValueError(f'it has no split {missing[0]!r}')
+  shape = builder.info.features['image'].shape
+  if None in shape:
+    raise ValueError(f'images of shape {shape} are not all of one size')
+  sizes = [builder.info.splits[split].num_examples for split in splits]
+  images = np.zeros((sum(sizes), *shape), np.uint8)
+  labels = np.full(sum(sizes), -1, np.int32)
+  start = 0
+  for split, size in zip(splits, sizes, strict=True):
+    rows = slice(start, start + size)
+    _fill(builder, split, images[rows], labels[rows])
+    start += size
+  return images, labels
+
+
+def _fill(builder, split: str, images: np.ndarray, labels: np.ndarray) -> None:
+  """Writes one split into `images` [N, H, W, C] and `labels` [N], in place."""
+  import tensorflow_datasets as tfds
+
+  wanted = {'image', 'label', 'id'} & set(builder.info.features)
+  dataset = builder.as_dataset(
+    split=split,
+    batch_size=_BATCH,
+    shuffle_files=False,
+    decoders=tfds.decode.PartialDecoding(dict.fromkeys(wanted, True)),
+    read_config=tfds.ReadConfig(
+      interleave_cycle_length=1,  # File after file.
+      try_autocache=False,  # It would hold a second copy.
+    ),
+  )
+  filled = np.zeros(len(labels), bool)
+  start = 0
+  for batch in tfds.as_numpy(dataset):
+    rows = np.arange(start, start + len(batch['label']))
+    start += len(rows)
+    if 'id' in batch:
+      rows = _numbers(batch['id'], split, len(labels))
+    images[rows] = batch['image']
+    labels[rows] = batch['label']
+    filled[rows] = True
+  if not filled.all():
+    raise ValueError(
+      f'row {np.argmin(filled)} of the {len(filled)} of split {split!r} is '
+      'absent'
+    )
+
+
+def _numbers(ids, split: str, size: int) -> np.ndarray:
+  """Returns 42 for an id such as b'train_00042'."""
+  matches = [re.fullmatch(rb'\w*_(\d{1,18})', name) for name in ids]
+  rows = np.array([int(match[1]) if match else size for match in matches])
+  if rows.max() >= size:
+    raise ValueError(
+      f'id {ids[rows.argmax()]!r} of split {split!r} does not end in a number '
+      f'below {size}'
+    )
+  return rows
+
+
+def _one_line(error: BaseException) -> str:
+  """Returns type and message of an error, without line breaks or a novel."""
+  text = re.sub(
+    r'\{\{.*?\}\}|\[Op:\w*\] name:', '', str(error)
+  )  # TensorFlow's.
+  text = ' '.join(f'{type(error).__name__}: {text}'.split()).rstrip('.')
+  return text if len(text) <= 300 else f'{text[:300]}...'
+
+
+def _command(name: str, folder: str) -> str:
+  """Returns what to run; `tfds build` would need apache_beam as well."""
+  return (
+    "python -c 'import tensorflow_datasets as tfds; "
+    f'tfds.builder("{name}", data_dir="{folder}").download_and_prepare()\''
+  )

@@ -1,0 +1,102 @@
+"""What a run tells: a bar on a terminal, lines in a log, files for later."""
+
+import datetime
+import sys
+import time
+
+import numpy as np
+from tqdm import tqdm
+
+from flatmatch_jax.workdir import Workdir
+
+
+def say(text: str) -> None:
+  """One line on standard error, above the progress bar if there is one."""
+  tqdm.write(f'[{time.strftime("%H:%M:%S")}] {text}', file=sys.stderr)
+
+
+class Progress:
+  """Writes each interval's metrics where people and programs look for them.
+
+  metrics.jsonl holds what a run computes and nothing of how long it took, so
+  that two runs of one config have equal files; speed goes to the screen, to
+  TensorBoard and to result.json.
+  """
+
+  def __init__(self, workdir: Workdir, step: int, steps: int, images: int):
+    """`step` of `steps` are done; each takes `images` images."""
+    self._workdir, self._steps, self._images = workdir, steps, images
+    self._tensorboard = _tensorboard_writer(workdir)
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = tqdm(
+        initial=step, total=steps, unit='step', dynamic_ncols=True
+      )
+    self._last = self._start = (step, time.perf_counter())
+
+  def start(self, step: int) -> None:
+    """Speed is measured from here: compilation is over."""
+    self._last = self._start = (step, time.perf_counter())
+
+  def step(self) -> None:
+    if self._bar is not None:
+      self._bar.update()
+
+  def write(self, step: int, row: dict) -> None:
+    """Records a row of metrics; arrays go to metrics.jsonl only."""
+    row = {'step': step} | {
+      key: np.asarray(value).tolist() for key, value in row.items()
+    }
+    self._workdir.append_metrics(row)
+    speed = self.images_per_second(step, self._last)
+    self._last = (step, time.perf_counter())
+    scalars = {
+      key: value
+      for key, value in row.items()
+      if isinstance(value, float) and np.isfinite(value)
+    }
+    if self._tensorboard is not None:
+      self._tensorboard.write_scalars(
+        step, scalars | {'images_per_second': speed}
+      )
+    self._show(step, scalars, speed)
+
+  def _show(self, step, scalars, speed):
+    shown = {
+      'loss': scalars.get('labeled_loss'),
+      'unlabeled': scalars.get('worst_loss', scalars.get('unlabeled_loss')),
+      'used': scalars.get('used_fraction'),
+      'error%': scalars.get('error'),
+    }
+    parts = [f'{k} {v:.3f}' for k, v in shown.items() if v is not None]
+    if self._bar is not None:
+      self._bar.set_postfix_str(' '.join([*parts, f'{speed:.0f} images/s']))
+      return
+    left = (self._steps - step) * self._images / speed if speed else 0
+    eta = datetime.timedelta(seconds=round(left))
+    say(
+      f'step {step}/{self._steps} {" ".join(parts)} '
+      f'{speed:.0f} images/s, {eta} left'
+    )
+
+  def images_per_second(self, step: int, since=None) -> float:
+    """Training images a second since a (step, time), or since the start."""
+    first, began = since or self._start
+    seconds = time.perf_counter() - began
+    return (step - first) * self._images / seconds if seconds > 0 else 0.0
+
+  def close(self) -> None:
+    if self._bar is not None:
+      self._bar.close()
+    if self._tensorboard is not None:
+      self._tensorboard.close()
+
+
+def _tensorboard_writer(workdir):
+  """clu's writer; None, said aloud, where TensorFlow is not installed."""
+  try:
+    from clu import metric_writers  # Loads TensorFlow: seconds.
+  except ImportError as error:
+    say(f'No TensorBoard events: {error}.')
+    return None
+  return metric_writers.SummaryWriter(str(workdir.tensorboard))

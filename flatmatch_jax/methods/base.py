@@ -1,0 +1,36 @@
+"""A semi-supervised method: pure functions, all but one with defaults."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+def standard_views(predict, state, batch, rng):
+  """Labeled, weak and strong images; targets are the labels and indices."""
+  del predict, state, rng
+  views = {'labeled': batch.labeled['weak']}
+  views |= {k: v for k, v in batch.unlabeled.items() if v.ndim == 4}
+  targets = {'label': batch.labeled['label'], 'index': batch.unlabeled['index']}
+  return views, targets
+
+
+class Method(NamedTuple):
+  """What distinguishes one semi-supervised method from another.
+
+  Targets, masks and the new state may depend on everything but `student`, and
+  gradients reach only `student`: then any recipe may move the student to θ + ε.
+
+  Attributes:
+    loss: (student, teacher, targets, method_state, step) -> (Losses,
+      method_state, metrics). `student` and `teacher` are Outputs. Metrics are
+      scalars, and 'pseudo_labels' where the method guesses labels.
+    prepare: (predict, train_state, batch, rng) -> (Views, targets). Outside
+      differentiation: guesses labels, mixes images, seeks adversarial noise.
+    init: (rng, variables, DatasetInfo) -> method_state.
+    views: names of the unlabeled views the data pipeline must make; none means
+      that the method has no unlabeled loss.
+  """
+
+  loss: Callable
+  prepare: Callable = standard_views
+  init: Callable = lambda rng, variables, info: ()
+  views: tuple[str, ...] = ('weak', 'strong')

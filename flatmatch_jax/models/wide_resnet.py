@@ -1,0 +1,127 @@
+"""Wide residual networks (https://arxiv.org/abs/1605.07146), as in TorchSSL.
+
+The numbers published for this field come from one PyTorch port; this is its
+network: biases in all convolutions, LeakyReLU 0.1, BatchNorm epsilon 1e-3.
+"""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from flatmatch_jax.types import Prediction
+
+_kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+_dense_init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'normal')
+_activation = functools.partial(nn.leaky_relu, negative_slope=0.1)
+
+
+class Conv(nn.Module):
+  """A square convolution whose bias starts as PyTorch's does."""
+
+  features: int
+  size: int = 3
+  stride: int = 1
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x):
+    bound = 1 / math.sqrt(self.size**2 * x.shape[-1])
+    return nn.Conv(
+      self.features,
+      (self.size, self.size),
+      self.stride,
+      # PyTorch pads both sides alike; 'SAME' pads the far side at stride 2.
+      padding=self.size // 2,
+      kernel_init=_kernel_init,
+      bias_init=lambda *args: jax.random.uniform(
+        *args, minval=-bound, maxval=bound
+      ),
+      dtype=self.dtype,
+    )(x)
+
+
+class Block(nn.Module):
+  """Two convolutions, each after normalization and activation."""
+
+  features: int
+  stride: int
+  first: bool  # The first block of the network activates the shortcut too.
+  norm: Any
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x):
+    conv = functools.partial(Conv, self.features, dtype=self.dtype)
+    same = x.shape[-1] == self.features
+    norm = self.norm(name='norm1')
+    if self.first:
+      x = y = _activation(norm(x))
+    elif same:
+      y = _activation(norm(x))
+    else:
+      # The port hands the raw input to both paths where the width changes;
+      # its first norm is dead weight, kept so that parameters correspond.
+      y = x
+      if self.is_initializing():
+        norm(x)
+    y = conv(stride=self.stride, name='conv1')(y)
+    y = _activation(self.norm(name='norm2')(y))
+    y = conv(name='conv2')(y)
+    if not same:
+      x = conv(size=1, stride=self.stride, name='shortcut')(x)
+    return x + y
+
+
+class WideResNet(nn.Module):
+  """Stages of pre-activation blocks, global average pooling, linear heads.
+
+  Attributes:
+    blocks: number of blocks in each stage.
+    width: factor on the stages' 16, 32, 64, … channels.
+    strides: of each stage; (1, 2, 2) for the usual three.
+    bn_momentum: decay of the running statistics.
+    heads: extra linear heads as (name, size).
+  """
+
+  num_classes: int
+  blocks: int = 4
+  width: int = 2
+  strides: tuple[int, ...] = (1, 2, 2)
+  bn_momentum: float = 0.999
+  heads: tuple[tuple[str, int], ...] = ()
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x, train: bool) -> Prediction:
+    norm = functools.partial(
+      nn.BatchNorm,
+      use_running_average=not train,
+      momentum=self.bn_momentum,
+      epsilon=1e-3,
+      dtype=self.dtype,
+    )
+    dense = functools.partial(nn.Dense, kernel_init=_dense_init)
+    x = Conv(16, dtype=self.dtype, name='stem')(x)
+    for stage, stride in enumerate(self.strides):
+      for block in range(self.blocks):
+        x = Block(
+          16 * self.width * 2**stage,
+          stride=stride if block == 0 else 1,
+          first=stage == block == 0,
+          norm=norm,
+          dtype=self.dtype,
+          name=f'stage{stage + 1}_block{block + 1}',
+        )(x)
+    x = _activation(norm(name='norm')(x))
+    features = x.astype(jnp.float32).mean((1, 2))
+    return Prediction(
+      logits=dense(self.num_classes, name='classifier')(features),
+      features=features,
+      heads={
+        name: dense(size, name=name)(features) for name, size in self.heads
+      },
+    )

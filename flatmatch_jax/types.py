@@ -1,0 +1,75 @@
+"""The types every other module speaks in.
+
+Dimension letters: B labeled batch, U unlabeled batch, H W C image, K classes,
+D features, N examples of the training set.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+
+PyTree = Any
+
+
+class Batch(NamedTuple):
+  """One step of augmented data: global arrays, sharded on their first axis."""
+
+  labeled: dict[str, jax.Array]  # 'weak' [B, H, W, C], 'label' [B].
+  # 'weak', 'strong', … [U, H, W, C], 'index' [U]; 'truth' [U] is for metrics
+  # only, -1 where unknown.
+  unlabeled: dict[str, jax.Array]
+
+
+class Prediction(NamedTuple):
+  """What a model returns for a batch of images."""
+
+  logits: jax.Array  # [B, K]
+  features: jax.Array  # [B, D]
+  heads: dict[str, jax.Array]  # Extra linear heads by name; often empty.
+
+
+Views = dict[str, jax.Array]  # Images by name: 'labeled', 'weak', 'strong'.
+Outputs = dict[str, Prediction]  # Keyed by the names of the views.
+
+
+class Losses(NamedTuple):
+  """The two scalars a method returns. A recipe's row has the same type."""
+
+  labeled: Any
+  unlabeled: Any
+
+
+class PseudoLabels(NamedTuple):
+  """The classes a method guessed, and how much it trusts each."""
+
+  label: jax.Array  # [U]
+  weight: jax.Array  # [U] float, 0 to 1.
+
+
+class DatasetInfo(NamedTuple):
+  """What a method may size its state by."""
+
+  num_classes: int
+  num_train: int  # Indices of unlabeled images are below this.
+
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that changes in training. Arrays only: Orbax saves it all."""
+
+  step: jax.Array
+  params: PyTree
+  batch_stats: PyTree
+  opt_state: PyTree
+  ema_params: PyTree
+  perturb: PyTree  # The gradient buffer M of FlatMatch-e; () where unused.
+  method: PyTree  # Thresholds, histograms, tables, a teacher; often ().
+  rng: jax.Array  # The base key; constant, folded with `step`.
+
+
+class UserError(ValueError):
+  """Wrong input, not a wrong program: shown as one line, without a traceback.
+
+  The message names the value, the rule and the remedy.
+  """

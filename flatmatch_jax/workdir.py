@@ -1,0 +1,138 @@
+"""The files of a run, each written whole or not at all."""
+
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+
+import ml_collections
+
+from flatmatch_jax.types import UserError
+
+# Fields that may change between two starts of one run: they say where and how
+# often, not what is computed.
+_FREE = ('data_dir', 'checkpoint_every')
+
+_PACKAGES = (
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'ml_collections',
+  'clu',
+  'tensorflow-datasets',
+  'numpy',
+  'scikit-learn',
+  'pillow',
+)
+
+
+class Workdir:
+  """A run's folder: config, split, versions, metrics, result, checkpoints."""
+
+  def __init__(self, path: str):
+    self.path = pathlib.Path(path).expanduser().absolute()
+    self.checkpoints = self.path / 'checkpoints'
+    self.tensorboard = self.path / 'tensorboard'
+
+  def read(self, name: str):
+    """The content of a JSON file; UserError if it is not there or broken."""
+    path = self.path / name
+    try:
+      return json.loads(path.read_text())
+    except FileNotFoundError:
+      raise UserError(
+        f'{self.path} is not the folder of a run: it has no {name}. Give the '
+        '--workdir of a finished or running `python main.py`.'
+      ) from None
+    except ValueError as error:
+      raise UserError(f'{path} is not valid JSON: {error}.') from None
+
+  def write(self, name: str, content) -> None:
+    self._write_text(name, json.dumps(content, indent=2) + '\n')
+
+  def _write_text(self, name, text):
+    self.path.mkdir(parents=True, exist_ok=True)
+    temporary = self.path / f'{name}.tmp'
+    with temporary.open('w') as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(self.path / name)
+
+  def config(self) -> ml_collections.ConfigDict:
+    return ml_collections.ConfigDict(self.read('config.json'))
+
+  def check_config(self, config) -> None:
+    """Raises UserError if the folder belongs to a run of another config."""
+    if not (self.path / 'config.json').exists():
+      return
+    there, here = _flatten(self.read('config.json')), _flatten(as_dict(config))
+    different = [
+      f'{key} ({there.get(key, "absent")} there, {here.get(key, "absent")} now)'
+      for key in sorted(there | here)
+      if there.get(key) != here.get(key) and key not in _FREE
+    ]
+    if different:
+      raise UserError(
+        f'{self.path} holds a run with another config: '
+        f'{", ".join(different)}. Use another --workdir, or the same config '
+        'to go on.'
+      )
+
+  def metrics(self) -> list[dict]:
+    """The rows of metrics.jsonl; a last line cut off by a crash is dropped."""
+    path = self.path / 'metrics.jsonl'
+    rows: list[dict] = []
+    if not path.exists():
+      return rows
+    for line in path.read_text().splitlines():
+      try:
+        rows.append(json.loads(line))
+      except ValueError:
+        break
+    return rows
+
+  def cut_metrics(self, step: int) -> None:
+    """Forgets rows after `step`: a resumed run writes them again."""
+    rows = [row for row in self.metrics() if row['step'] <= step]
+    text = ''.join(json.dumps(row) + '\n' for row in rows)
+    self._write_text('metrics.jsonl', text)
+
+  def append_metrics(self, row: dict) -> None:
+    """Adds a row; what is not a number becomes null, as JSON has no NaN."""
+    row = {
+      key: None
+      if isinstance(value, float) and not math.isfinite(value)
+      else value
+      for key, value in row.items()
+    }
+    with (self.path / 'metrics.jsonl').open('a') as file:
+      file.write(json.dumps(row) + '\n')
+
+
+def as_dict(config) -> dict:
+  """A config as JSON sees it: plain dicts, lists and numbers."""
+  return json.loads(config.to_json_best_effort())
+
+
+def versions() -> dict[str, str]:
+  found = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = 'not installed'
+  return found
+
+
+def _flatten(tree, prefix=''):
+  if not isinstance(tree, dict):
+    return {prefix[:-1]: tree}
+  flat = {}
+  for key, value in tree.items():
+    flat |= _flatten(value, f'{prefix}{key}.')
+  return flat

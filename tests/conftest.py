@@ -1,0 +1,80 @@
+"""Shared by the tests: a tiny network, a batch, and steps built from them."""
+
+import os
+
+# Before JAX starts: some tests compare one device with several.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('JAX_NUM_CPU_DEVICES', '4')
+# Compiling is most of the tests' time: four times less without LLVM's passes.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from flatmatch_jax import methods, optimizer, train_step
+from flatmatch_jax.forward import make_forward
+from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax.types import Batch, DatasetInfo, Prediction
+
+NUM_CLASSES = 4
+INFO = DatasetInfo(NUM_CLASSES, num_train=50)
+
+
+class TinyNet(nn.Module):
+  """Convolutions and BatchNorm, and next to nothing to compile."""
+
+  num_classes: int = NUM_CLASSES
+
+  @nn.compact
+  def __call__(self, x, train):
+    for features in (8, 16):
+      x = nn.Conv(features, (3, 3), 2)(x)
+      x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+      x = nn.leaky_relu(x)
+    x = x.mean((1, 2))
+    return Prediction(nn.Dense(self.num_classes, name='classifier')(x), x, {})
+
+
+class Setup:
+  """A step of `method` under `recipe` on the tiny network, unjitted parts."""
+
+  def __init__(self, method, recipe='plain', layout='split', **recipe_args):
+    self.model = TinyNet()
+    self.method = methods.create(method) if isinstance(method, str) else method
+    self.recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    factory = self.recipe.perturb
+    self.perturb = factory and factory(**recipe_args)
+    self.tx = optimizer.sgd(optimizer.cosine_schedule(0.03, 100), 5e-4)
+    self.forward = make_forward(self.model, layout)
+    self.step = train_step.make_train_step(
+      self.forward, self.method, self.tx, self.recipe, self.perturb
+    )
+
+  def init(self, seed=0):
+    rng = jax.random.key(seed)
+    variables = self.model.init(rng, jnp.zeros((1, 8, 8, 1)), train=True)
+    return train_step.create_train_state(
+      rng, variables, self.tx, self.method, INFO, self.perturb
+    )
+
+
+def make_batch(seed=0, labeled=8, unlabeled=16):
+  keys = iter(jax.random.split(jax.random.key(100 + seed), 8))
+  image = lambda n: jax.random.normal(next(keys), (n, 8, 8, 1))
+  integer = lambda n, top: jax.random.randint(next(keys), (n,), 0, top)
+  return Batch(
+    labeled={'weak': image(labeled), 'label': integer(labeled, NUM_CLASSES)},
+    unlabeled={
+      'weak': image(unlabeled),
+      'strong': image(unlabeled),
+      'index': integer(unlabeled, INFO.num_train),
+      'truth': integer(unlabeled, NUM_CLASSES),
+    },
+  )
+
+
+@pytest.fixture
+def batch():
+  return make_batch()

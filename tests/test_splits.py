@@ -1,0 +1,175 @@
+"""Labeled sets are balanced, reproducible, and checked when given."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flatmatch_jax.data import splits
+
+LABELS = np.tile(np.arange(10), 10).astype(np.int32)  # [100], index % 10.
+PIN = [
+  2,
+  17,
+  28,
+  31,
+  34,
+  40,
+  43,
+  46,
+  47,
+  48,
+  50,
+  52,
+  59,
+  74,
+  75,
+  76,
+  81,
+  85,
+  93,
+  99,
+]  # Seed 3, 20 labels.
+
+
+def test_balanced_draws_the_same_number_of_each_class():
+  labels = np.random.RandomState(1).randint(0, 10, 1000)
+  drawn = splits.balanced(labels, 40, 0, 10)
+  assert np.bincount(labels[drawn]).tolist() == [4] * 10
+  assert drawn.dtype == np.int64
+  assert (np.diff(drawn) > 0).all()  # Sorted, none twice.
+
+
+def test_balanced_is_pinned():
+  drawn = splits.balanced(LABELS, 20, 3, 10)
+  assert drawn.tolist() == PIN
+  assert drawn.tolist() == splits.balanced(LABELS, 20, 3, 10).tolist()
+
+
+def test_seeds_differ():
+  draws = {tuple(splits.balanced(LABELS, 20, seed, 10)) for seed in range(20)}
+  assert len(draws) == 20
+
+
+def test_balanced_leaves_the_state_of_numpy_alone():
+  before = np.random.get_state()[1].copy()  # noqa: NPY002
+  splits.balanced(LABELS, 20, 3, 10)
+  np.testing.assert_array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_unknown_labels_are_never_drawn():
+  labels = np.concatenate([LABELS, np.full(900, -1, np.int32)])
+  assert splits.balanced(labels, 100, 0, 10).tolist() == list(range(100))
+  assert splits.balanced(labels, splits.ALL, 0, 10).tolist() == list(range(100))
+
+
+def test_all_needs_no_balance():
+  labels = np.array([1, -1, 0, 1])
+  assert splits.balanced(labels, splits.ALL, 0, 2).tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize('number', [0, -2, -10, 5, 25])
+def test_number_must_be_a_positive_multiple(number):
+  with pytest.raises(ValueError, match=f'labels {number} must .* 10 classes'):
+    splits.balanced(LABELS, number, 0, 10)
+
+
+@pytest.mark.parametrize('seed', [-1, 2**32])
+def test_seed_must_suit_numpy(seed):
+  with pytest.raises(ValueError, match=f'Split seed {seed} '):
+    splits.balanced(LABELS, 10, seed, 10)
+
+
+def test_scarce_class_is_named():
+  labels = LABELS.copy()
+  labels[labels == 7] = -1
+  labels[7] = 7
+  with pytest.raises(ValueError, match=r'Class 7 has 1 .* 20 labels need 2'):
+    splits.balanced(labels, 20, 0, 10)
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    json.dumps([3, 1, 2, 0, 4, 5, 6, 7, 8, 19]),
+    json.dumps({'labeled': [3, 1, 2, 0, 4, 5, 6, 7, 8, 19], 'source': 'drawn'}),
+    '3\n1\n2\n0\n4\n\n5\n6\n 7 \n8\r\n19\n',
+    '\ufeff\n[3, 1, 2, 0, 4, 5, 6, 7, 8, 19]\n',
+  ],
+)
+def test_read_accepts(tmp_path, text):
+  path = tmp_path / 'labels'
+  path.write_text(text, encoding='utf-8')
+  labeled = splits.read(path, LABELS, 10)
+  assert labeled.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 19]
+  assert labeled.dtype == np.int64
+
+
+def test_split_json_is_read_back(tmp_path):
+  drawn = splits.balanced(LABELS, 20, 3, 10)
+  content = splits.to_json(drawn, LABELS, 10, 3)
+  assert content == {
+    'split_seed': 3,
+    'source': 'drawn',
+    'labeled': PIN,
+    'per_class': [2] * 10,
+  }
+  path = tmp_path / 'split.json'
+  path.write_text(json.dumps(content))
+  np.testing.assert_array_equal(splits.read(path, LABELS, 10), drawn)
+  again = splits.to_json(drawn, LABELS, 10, None, path)
+  assert json.loads(json.dumps(again))['source'] == str(path)
+
+
+@pytest.mark.parametrize(
+  ('content', 'match'),
+  [
+    (b'', 'holds no index'),
+    (b'[]', 'holds no index'),
+    (b'{"labeled": []}', 'holds no index'),
+    (b'[0, 1.0]', '1.0 is not an integer'),
+    (b'[0, true]', 'True is not an integer'),
+    (b'[0, "1"]', "'1' is not an integer"),
+    (b'[0, NaN]', 'nan is not an integer'),
+    (b'[[0]]', r'\[0\] is not an integer'),
+    (b'0\n1.5\n', "'1.5' is not an integer"),
+    (b'0 1 2', "'0 1 2' is not an integer"),
+    (b'1_0', "'1_0' is not an integer"),
+    (b'9' * 5000, r"'9{59}\.\.\. is not an integer"),
+    (b'[0, 100]', 'index 100 is outside of the 100'),
+    (b'0\n-1\n', 'index -1 is outside of the 100'),
+    (b'[1' + b'0' * 30 + b']', 'index 10*.* is outside of the 100'),
+    (b'[' + b'9' * 5000 + b']', 'not valid'),
+    (b'[1, 2', 'not valid'),
+    (b'[' * 200_000, 'not valid'),
+    (b'{"seed": 1}', r"'labeled', but its keys are \['seed'\]"),
+    (b'{"labeled": 5}', r"'labeled', but its keys are \['labeled'\]"),
+    (b'\x80\x04]q', 'cannot be read'),  # A pickle is not opened.
+    (b'[99]', 'label of example 99 is unknown'),
+    (b'[4, 5, 4]', 'index 4 occurs more than once'),
+    (b'[0, 1, 2, 3, 4, 5, 6, 8]', r'no example of class 7 \(2 of 10'),
+  ],
+)
+def test_read_refuses(tmp_path, content, match):
+  labels = LABELS.copy()
+  labels[99] = -1
+  path = tmp_path / 'labels.txt'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=match) as caught:
+    splits.read(path, labels, 10)
+  assert str(path) in str(caught.value)
+  assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def test_read_refuses_what_is_no_file(tmp_path):
+  for path in (tmp_path, tmp_path / 'absent', '/dev/zero'):
+    with pytest.raises(ValueError, match='cannot be read: not a file'):
+      splits.read(path, LABELS, 10)
+
+
+def test_read_refuses_a_large_file(tmp_path, monkeypatch):
+  monkeypatch.setattr(splits, '_MAX_BYTES', 100)
+  path = tmp_path / 'labels.txt'
+  path.write_text('0\n' * 51)
+  with pytest.raises(ValueError, match='larger than 100 bytes'):
+    splits.read(path, LABELS, 10)

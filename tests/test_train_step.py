@@ -1,0 +1,235 @@
+"""The step is its equation, and the recipes are what they say."""
+
+import dataclasses
+
+from conftest import NUM_CLASSES, Setup, make_batch
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flatmatch_jax import losses, perturb
+from flatmatch_jax.forward import LAYOUTS
+from flatmatch_jax.recipes import RECIPES, Recipe
+from flatmatch_jax.types import Losses
+
+
+def trees_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def trees_close(a, b, rtol=2e-5, atol=1e-6):
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b
+  )
+
+
+def comparable(state):
+  """The state without its key, which numpy cannot compare."""
+  return dataclasses.replace(state, rng=jax.random.key_data(state.rng))
+
+
+def run(setup, steps):
+  state, step = setup.init(), jax.jit(setup.step)
+  for seed in range(steps):
+    state, metrics = step(state, make_batch(seed))
+  return state, metrics
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_zero_radius_on_all_losses_is_plain_bit_for_bit(layout):
+  everything = Recipe(
+    clean=Losses(0.0, 0.0),
+    worst=Losses(1.0, 1.0),
+    source=Losses(1.0, 1.0),
+    perturb=perturb.ascent,
+  )
+  plain, _ = run(Setup('freematch', layout=layout), steps=3)
+  moved, _ = run(Setup('freematch', everything, layout, rho=0.0), steps=3)
+  trees_equal(comparable(plain), comparable(moved))
+
+
+def test_zero_radius_flatmatch_is_the_plain_method_bit_for_bit():
+  plain, _ = run(Setup('freematch'), steps=3)
+  moved, _ = run(Setup('freematch', 'flatmatch', rho=0.0), steps=3)
+  trees_equal(comparable(plain), comparable(moved))
+
+
+@pytest.mark.parametrize('layout', ['joint', 'split'])
+def test_step_equals_hand_written_gradient(layout, batch):
+  """FixMatch under FlatMatch, Eq. 5, with nothing of the package's step."""
+  setup = Setup('fixmatch', 'flatmatch', layout, rho=0.5)
+  state = setup.init()
+  # Confident teachers: otherwise the unlabeled loss is zero.
+  state.params['classifier']['kernel'] = (
+    state.params['classifier']['kernel'] * 30
+  )
+  state = state.replace(ema_params=jax.tree.map(jnp.copy, state.params))
+  after, metrics = jax.jit(setup.step)(state, batch)
+  assert metrics['used_fraction'] > 0.2
+  stats = state.batch_stats
+
+  def network(params, images):
+    variables = {'params': params, 'batch_stats': stats}
+    prediction, _ = setup.model.apply(
+      variables, images, train=True, mutable=['batch_stats']
+    )
+    return prediction.logits
+
+  x, u, s = (
+    batch.labeled['weak'],
+    batch.unlabeled['weak'],
+    batch.unlabeled['strong'],
+  )
+
+  def logits(params):
+    if layout == 'split':
+      return [network(params, images) for images in (x, u, s)]
+    return jnp.split(network(params, jnp.concatenate([x, u, s])), [8, 24])
+
+  def labeled_loss(params):
+    log_probs = jax.nn.log_softmax(logits(params)[0])
+    return -jnp.mean(log_probs[jnp.arange(8), batch.labeled['label']])
+
+  teacher = jax.nn.softmax(logits(state.params)[1])
+
+  def unlabeled_loss(params):
+    log_probs = jax.nn.log_softmax(logits(params)[2])
+    rows = -log_probs[jnp.arange(16), teacher.argmax(-1)]
+    return jnp.sum(jnp.where(teacher.max(-1) >= 0.95, rows, 0.0)) / 16
+
+  g = jax.grad(labeled_loss)(state.params)
+  norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g)))
+  worst = jax.tree.map(lambda p, d: p + 0.5 * d / norm, state.params, g)
+  total = jax.tree.map(jnp.add, g, jax.grad(unlabeled_loss)(worst))
+  updates, _ = setup.tx.update(total, state.opt_state, state.params)
+  trees_close(after.params, optax.apply_updates(state.params, updates))
+  # The radius matters: the plain step is another one.
+  plain, _ = jax.jit(Setup('fixmatch', layout=layout).step)(
+    state.replace(perturb=()), batch
+  )
+  difference = optax.tree.norm(
+    jax.tree.map(jnp.subtract, plain.params, after.params)
+  )
+  assert difference > 1e-4
+  np.testing.assert_allclose(
+    metrics['labeled_loss'], labeled_loss(state.params), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    metrics['worst_loss'], unlabeled_loss(worst), rtol=1e-4
+  )
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('recipe', ['flatmatch', 'flatmatch_e'])
+def test_worst_pass_leaves_running_statistics(recipe, layout, batch):
+  plain = Setup('freematch', layout=layout)
+  setup = Setup('freematch', recipe, layout, rho=1.0)
+  state = setup.init()
+  # FlatMatch-e starts with an empty memory: give it something to remember.
+  state = state.replace(perturb=jax.tree.map(jnp.ones_like, state.perturb))
+  after, _ = jax.jit(setup.step)(state, batch)
+  expected, _ = jax.jit(plain.step)(state.replace(perturb=()), batch)
+  trees_close(after.batch_stats, expected.batch_stats, rtol=1e-6)
+  with np.testing.assert_raises(AssertionError):
+    trees_close(after.batch_stats, state.batch_stats)
+
+
+def test_first_step_of_flatmatch_e_is_unperturbed(batch):
+  setup = Setup('freematch', 'flatmatch_e', rho=1.0)
+  state = setup.init()
+  after, metrics = jax.jit(setup.step)(state, batch)
+  assert metrics['offset_norm'] == 0
+  plain, _ = jax.jit(Setup('freematch').step)(state.replace(perturb=()), batch)
+  trees_close(after.params, plain.params)
+
+
+def test_memory_of_flatmatch_e_follows_its_recursion():
+  setup = Setup('fixmatch', 'flatmatch_e', rho=0.3, decay=0.9)
+  state, step = setup.init(), jax.jit(setup.step)
+  memory = jax.tree.map(jnp.zeros_like, state.params)
+  for seed in range(3):
+    batch = make_batch(seed)
+
+    def labeled_loss(params, state=state, batch=batch):
+      outputs, _ = setup.forward(
+        params, state.batch_stats, {'labeled': batch.labeled['weak']}
+      )
+      return losses.cross_entropy(
+        outputs['labeled'].logits, batch.labeled['label']
+      )
+
+    g = jax.grad(labeled_loss)(state.params)
+    memory = jax.tree.map(lambda m, d: 0.9 * m + 0.1 * d, memory, g)
+    state, metrics = step(state, batch)
+    trees_close(state.perturb, memory, rtol=1e-4)
+  np.testing.assert_allclose(metrics['offset_norm'], 0.3, rtol=1e-5)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_running_statistics_come_from_the_weak_population(layout, batch):
+  setup = Setup('fixmatch', layout=layout)
+  state = setup.init()
+  x, u, s = (
+    batch.labeled['weak'],
+    batch.unlabeled['weak'],
+    batch.unlabeled['strong'],
+  )
+  population = {'joint': [x, u, s], 'clean_strong': [x, u], 'split': [u]}[
+    layout
+  ]
+  after, _ = jax.jit(setup.step)(state, batch)
+  _, expected = setup.model.apply(
+    {'params': state.params, 'batch_stats': state.batch_stats},
+    jnp.concatenate(population),
+    train=True,
+    mutable=['batch_stats'],
+  )
+  trees_close(after.batch_stats, expected['batch_stats'], rtol=1e-5)
+
+
+def test_weights_average_warms_up(batch):
+  setup = Setup('supervised')
+  state = setup.init()
+  after, _ = jax.jit(setup.step)(state, batch)
+  expected = jax.tree.map(
+    lambda old, new: 0.1 * old + 0.9 * new, state.ema_params, after.params
+  )
+  trees_close(after.ema_params, expected)
+  late = state.replace(step=jnp.asarray(100_000))
+  after, _ = jax.jit(setup.step)(late, batch)
+  expected = jax.tree.map(
+    lambda old, new: 0.999 * old + 0.001 * new, state.ema_params, after.params
+  )
+  trees_close(after.ema_params, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_metrics_describe_the_pseudo_labels(batch):
+  setup = Setup('freematch')
+  state = setup.init()
+  _, metrics = jax.jit(setup.step)(state, batch)
+  outputs, _ = setup.forward(
+    state.params, state.batch_stats, {'weak': batch.unlabeled['weak']}
+  )
+  probs = jax.nn.softmax(outputs['weak'].logits)
+  guess = np.asarray(probs.argmax(-1))
+  histogram = np.bincount(guess, minlength=NUM_CLASSES) / len(guess)
+  np.testing.assert_allclose(metrics['class_histogram'], histogram, rtol=1e-6)
+  assert 0 <= metrics['used_fraction'] <= 1
+  unknown = batch._replace(
+    unlabeled=batch.unlabeled | {'truth': jnp.full(16, -1)}
+  )
+  _, metrics = jax.jit(setup.step)(state, unknown)
+  assert np.isnan(metrics['pseudo_label_accuracy'])
+
+
+def test_every_recipe_traces_with_every_method(batch):
+  """Shapes only: compiling the product would take minutes."""
+  for recipe in RECIPES:
+    for method in ('fixmatch', 'freematch'):
+      setup = Setup(method, recipe)
+      state = jax.eval_shape(setup.init)
+      after, _ = jax.eval_shape(setup.step, state, batch)
+      assert jax.tree.structure(after) == jax.tree.structure(state)
+      jax.tree.map(lambda a, b: a.shape == b.shape or 1 / 0, after, state)
