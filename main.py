@@ -13,7 +13,7 @@ from flatmatch_jax import cli, train
 _DIGITS = pathlib.Path(__file__).parent / 'configs' / 'digits.py'
 
 _CONFIG = config_flags.DEFINE_config_file(
-  'config', str(_DIGITS), 'File of the config, with :key=value,… behind it.'
+  'config', None, 'File of the config, with :key=value,… behind it.'
 )
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; by default named by what runs, in runs/.'
@@ -29,4 +29,5 @@ def main(argv):
 
 if __name__ == '__main__':
   with cli.errors_as_lines():
-    app.run(main)
+    cli.set_default_config(_DIGITS)
+    app.run(main, flags_parser=cli.parse_flags)

@@ -88,6 +88,8 @@ def _check_arguments(config, field, known):
       raise UserError(
         f'config.{field}.{name}={value} must be finite and not negative.'
       )
+    if name == 'decay' and value >= 1:
+      raise UserError(f'config.{field}.{name}={value} must be below 1.')
 
 
 def _check_labels(config):

@@ -171,6 +171,28 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   return state
 
 
+class Run(NamedTuple):
+  """A run read back from its folder."""
+
+  config: Any
+  dataset: dict[str, Any]  # The content of dataset.json.
+  state: TrainState
+  classify: Any
+
+
+def load_run(files: Workdir, which: str = 'latest') -> Run:
+  """The 'latest' or 'best' checkpoint of a run, ready to classify."""
+  config, dataset = files.config(), files.read('dataset.json')
+  info = DatasetInfo(len(dataset['class_names']), dataset['num_train'])
+  program = create(config, info, dataset['image_shape'])
+  everywhere = sharding.replicated(sharding.make_mesh())
+  like = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
+  checkpoints = Checkpoints(files.checkpoints, read_only=True)
+  state, _ = checkpoints.restore(checkpoints.step_of(which), like)
+  checkpoints.close()
+  return Run(config, dataset, state, program.classify)
+
+
 def make_sample(config, views, batch_sharding):
   """Returns `sample(data, state) -> Batch` for the state's step."""
   draw = resident.make_sampler(

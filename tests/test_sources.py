@@ -10,6 +10,7 @@ import pytest
 
 from flatmatch_jax import data
 from flatmatch_jax.data import sources
+from flatmatch_jax.types import UserError
 
 CODES = {'train': 1, 'test': 2, 'extra': 3, 'unlabelled': 4}
 NAMES = [f'name{i}' for i in range(10)]
