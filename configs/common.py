@@ -5,6 +5,17 @@ import ml_collections
 from flatmatch_jax import methods, recipes
 from flatmatch_jax.types import UserError
 
+# These methods see as many unlabeled images as labeled ones; the others seven
+# times as many.
+_EQUAL_BATCHES = (
+  'pi_model',
+  'pseudo_label',
+  'vat',
+  'mean_teacher',
+  'mixmatch',
+  'remixmatch',
+)
+
 VARIANT = {'method': 'flatmatch', 'labels': 40, 'seed': 0, 'split_seed': 0}
 
 
@@ -59,7 +70,7 @@ def base(
       'bn_momentum': 0.999,
       'batch_norm': 'split',
       'batch_size': 64,
-      'unlabeled_batch_size': 7 * 64,
+      'unlabeled_batch_size': 64 if method in _EQUAL_BATCHES else 7 * 64,
       'steps': 2**20,
       'learning_rate': 0.03,
       'weight_decay': 5e-4,

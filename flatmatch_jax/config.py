@@ -30,11 +30,10 @@ def check(config) -> None:
   method, recipe = recipes.parse(config.method, methods.METHODS)
   _check_arguments(config, 'method_args', methods.arguments(method))
   _check_arguments(config, 'recipe_args', recipes.arguments(recipe))
-  if recipe != 'plain' and not methods.create(method).views:
-    raise UserError(
-      f'{config.method!r} has no meaning: {recipe} moves the unlabeled loss, '
-      f'and {method} has none. Take a semi-supervised method.'
-    )
+  context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
+  has_unlabeled = bool(methods.create(method, context).views)
+  if reason := recipes.objection(method, recipe, has_unlabeled):
+    raise UserError(f'{config.method!r} has no meaning: {reason}.')
   for name in _POSITIVE:
     if config[name] < 1:
       raise UserError(

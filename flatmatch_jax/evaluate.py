@@ -1,6 +1,6 @@
 """Test error of a run's checkpoint.
 
-  python -m flatmatch_jax.evaluate --workdir DIR [--checkpoint best]
+python -m flatmatch_jax.evaluate --workdir DIR [--checkpoint best]
 """
 
 import argparse

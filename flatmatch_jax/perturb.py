@@ -16,19 +16,22 @@ class Perturbation(NamedTuple):
   Attributes:
     init: params -> memory, the part of the train state called `perturb`.
     update: (gradient, memory) -> (offset, memory).
+    groups: the batch is cut into this many parts, and each climbs its own
+      gradient; as many as devices is SAM's per-device perturbation.
   """
 
   init: Callable[[PyTree], PyTree]
   update: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+  groups: int = 1
 
 
-def ascent(rho: float = 0.05) -> Perturbation:
+def ascent(rho: float = 0.05, groups: int = 1) -> Perturbation:
   """Steps `rho` up the normalized gradient (Eq. 1): SAM's step."""
 
   def update(gradient, memory):
     return _of_length(rho, gradient), memory
 
-  return Perturbation(lambda params: (), update)
+  return Perturbation(lambda params: (), update, groups)
 
 
 def memory(rho: float = 0.05, decay: float = 0.999) -> Perturbation:
@@ -49,6 +52,11 @@ def memory(rho: float = 0.05, decay: float = 0.999) -> Perturbation:
     return offset, average
 
   return Perturbation(init, update)
+
+
+def last(rho: float = 0.05) -> Perturbation:
+  """Steps up the gradient of the batch before: a memory without average."""
+  return memory(rho, decay=0.0)
 
 
 def _of_length(rho, direction):

@@ -9,7 +9,6 @@ and cut to its centre; colours become grey where the network is grey.
 import argparse
 import contextlib
 import csv
-import os
 import pathlib
 import sys
 
@@ -106,12 +105,12 @@ def main():
 
   files = find(args.paths)
   run = train.load_run(Workdir(args.workdir), args.checkpoint)
-  temporary = f'{args.out}.tmp' if args.out else None
+  temporary = pathlib.Path(f'{args.out}.tmp')
   try:
-    output = open(temporary, 'w', newline='') if temporary else sys.stdout
+    output = temporary.open('w', newline='') if args.out else sys.stdout
   except OSError as error:
     raise UserError(f'Cannot write --out {args.out}: {error}.') from error
-  with output if temporary else contextlib.nullcontext():
+  with output if args.out else contextlib.nullcontext():
     writer = csv.writer(output)
     writer.writerow(['file', 'label', 'class', 'confidence'])
     complaints = predict(run, files, writer.writerow)
@@ -119,8 +118,8 @@ def main():
     print(f'skipped: {complaint}', file=sys.stderr)
   if len(complaints) == len(files):
     raise UserError('None of the files could be read as an image.')
-  if temporary:
-    os.replace(temporary, args.out)
+  if args.out:
+    temporary.replace(args.out)
     print(f'{len(files) - len(complaints)} predictions are in {args.out}')
 
 

@@ -9,40 +9,51 @@ from collections.abc import Callable
 import inspect
 from typing import NamedTuple
 
-from flatmatch_jax.perturb import Perturbation, ascent, memory
+from flatmatch_jax.perturb import Perturbation, ascent, last, memory
 from flatmatch_jax.types import Losses, UserError
 
 
 class Recipe(NamedTuple):
-  """Weights of the losses in each term, and the factory of ε (None: plain)."""
+  """Weights of the losses in each term, and the factory of ε (None: plain).
+
+  `fixed` takes the source's gradient on labeled images and on the unlabeled
+  ones that were most confident after plain pre-training.
+  """
 
   clean: Losses = Losses(1.0, 1.0)
   worst: Losses = Losses(0.0, 0.0)
   source: Losses = Losses(0.0, 0.0)
   perturb: Callable[..., Perturbation] | None = None
+  fixed: bool = False
 
 
+_NONE = Losses(0.0, 0.0)
 _LABELED = Losses(1.0, 0.0)
 _UNLABELED = Losses(0.0, 1.0)
+_BOTH = Losses(1.0, 1.0)
 
 RECIPES = {
+  # name: clean, worst, source, perturbation
   'plain': Recipe(),  # Eq. 3
-  'flatmatch': Recipe(  # Eq. 5
-    clean=_LABELED,
-    worst=_UNLABELED,
-    source=_LABELED,
-    perturb=ascent,
-  ),
-  'flatmatch_e': Recipe(  # Algorithm 1, efficient training
-    clean=_LABELED,
-    worst=_UNLABELED,
-    source=_LABELED,
-    perturb=memory,
-  ),
+  'flatmatch': Recipe(_LABELED, _UNLABELED, _LABELED, ascent),  # Eq. 5
+  'flatmatch_e': Recipe(_LABELED, _UNLABELED, _LABELED, memory),  # Algorithm 1
+  'flatmatch_fix': Recipe(_LABELED, _UNLABELED, _LABELED, ascent, fixed=True),
+  # The ablation table: "w/o EMA", and sharpness on D^l, on D^u, on both.
+  'flatmatch_last': Recipe(_LABELED, _UNLABELED, _LABELED, last),
+  'sharp_labeled': Recipe(_UNLABELED, _LABELED, _LABELED, ascent),
+  'sharp_unlabeled': Recipe(_LABELED, _UNLABELED, _UNLABELED, ascent),
+  'sharp_all': Recipe(_NONE, _BOTH, _BOTH, ascent),
+  # The authors' released code in fp32 counts the labeled gradient twice.
+  'flatmatch_official': Recipe(_LABELED, _BOTH, _LABELED, ascent),
+  'sam': Recipe(_NONE, _LABELED, _LABELED, ascent),  # Eq. 2
 }
 
-# FlatMatch in the paper's tables takes thresholds and losses from FreeMatch.
-DEFAULT_METHOD = 'freematch'
+# What a recipe alone is a recipe over: FlatMatch in the paper's tables takes
+# thresholds and losses from FreeMatch.
+_ALONE = dict.fromkeys(RECIPES, 'freematch') | {'sam': 'supervised'}
+
+# After how many plain steps how many labels are fixed; datasets change them.
+_FIXED_ARGUMENTS = {'pretrain_steps': 16 * 1024, 'num_fixed': 500}
 
 
 def parse(name: str, methods) -> tuple[str, str]:
@@ -53,22 +64,43 @@ def parse(name: str, methods) -> tuple[str, str]:
   recipes = [recipe for recipe in RECIPES if recipe != 'plain']
   method, plus, recipe = name.partition('+')
   if not plus and method in recipes:
-    method, recipe = DEFAULT_METHOD, method
+    method, recipe = _ALONE[method], method
   elif not plus:
     recipe = 'plain'
-  if method in methods and (recipe in recipes or not plus):
-    return method, recipe
-  raise UserError(
-    f'Unknown method {name!r}. Known methods: {", ".join(methods)}; '
-    f'recipes: {", ".join(recipes)}; and any method+recipe, such as '
-    'fixmatch+flatmatch.'
-  )
+  if method not in methods or (plus and recipe not in recipes):
+    raise UserError(
+      f'Unknown method {name!r}. Known methods: {", ".join(methods)}; '
+      f'recipes: {", ".join(recipes)}; and any method+recipe, such as '
+      'fixmatch+flatmatch.'
+    )
+  return method, recipe
 
 
 def arguments(name: str) -> dict[str, float]:
   """The recipe's arguments with their defaults, for a config to list."""
-  factory = RECIPES[name].perturb
-  if factory is None:
+  recipe = RECIPES[name]
+  if recipe.perturb is None:
     return {}
-  signature = inspect.signature(factory).parameters
-  return {key: value.default for key, value in signature.items()}
+  signature = inspect.signature(recipe.perturb).parameters
+  defaults = {key: value.default for key, value in signature.items()}
+  return defaults | (_FIXED_ARGUMENTS if recipe.fixed else {})
+
+
+def create(name: str, **kwargs) -> tuple[Recipe, Perturbation | None]:
+  """The recipe `name` and its perturbation."""
+  recipe = RECIPES[name]
+  if recipe.perturb is None:
+    return recipe, None
+  own = {k: v for k, v in kwargs.items() if k not in _FIXED_ARGUMENTS}
+  return recipe, recipe.perturb(**own)
+
+
+def objection(method: str, recipe: str, has_unlabeled: bool) -> str | None:
+  """Why the two make no sense together, or None."""
+  rows = RECIPES[recipe]
+  uses = any(row.unlabeled for row in (rows.clean, rows.worst, rows.source))
+  if recipe == 'plain' or uses == has_unlabeled:
+    return None
+  if uses:
+    return f'{recipe} moves the unlabeled loss, and {method} has none'
+  return f'{recipe} leaves out the unlabeled loss, and {method} lives by it'

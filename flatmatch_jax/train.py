@@ -34,6 +34,7 @@ class Program(NamedTuple):
 
   init: Any  # (rng) -> TrainState
   step: Any  # (TrainState, Batch) -> (TrainState, metrics)
+  pretrain_step: Any  # The same before labels are fixed; else None.
   clean_losses: Any  # (TrainState, Batch) -> Losses; None for plain recipes.
   classify: Any  # (params, batch_stats, images) -> probabilities
   views: tuple[str, ...]
@@ -43,26 +44,37 @@ class Program(NamedTuple):
 def create(config, info: DatasetInfo, image_shape) -> Program:
   """Builds model, method, recipe and optimizer."""
   method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
-  method = methods.create(method_name, **config.method_args)
-  recipe = recipes.RECIPES[recipe_name]
-  perturb = recipe.perturb and recipe.perturb(**config.recipe_args)
-  model = models.create(config.model, info.num_classes, config.bn_momentum)
+  recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
   schedule = optimizer.cosine_schedule(config.learning_rate, config.steps)
   tx = optimizer.sgd(schedule, config.weight_decay)
+  context = {
+    'steps': config.steps,
+    'tx': tx,
+    # Bound below: the network has the heads that the method asks for.
+    'forward': lambda *args: run(*args),
+    'init_network': lambda rng: init_network(rng),
+  }
+  method = methods.create(method_name, context, **config.method_args)
+  model = models.create(
+    config.model, info.num_classes, config.bn_momentum, method.heads
+  )
   run = forward.make_forward(model, config.batch_norm)
+  make_step = functools.partial(
+    train_step.make_train_step, run, method, tx, ema_decay=config.ema_decay
+  )
+
+  def init_network(rng):
+    return model.init(rng, jnp.zeros((1, *image_shape)), train=True)
 
   def init(rng):
-    images = jnp.zeros((1, *image_shape))
-    variables = model.init(rng, images, train=True)
     return train_step.create_train_state(
-      rng, variables, tx, method, info, perturb
+      rng, init_network(rng), tx, method, info, perturb
     )
 
   return Program(
     init=init,
-    step=train_step.make_train_step(
-      run, method, tx, recipe, perturb, config.ema_decay
-    ),
+    step=make_step(recipe=recipe, perturb=perturb),
+    pretrain_step=make_step() if recipe.fixed else None,
     clean_losses=perturb and train_step.make_clean_losses(run, method),
     classify=classify_lib.make_classifier(
       model, config.mean, config.std, config.eval_batch_size
@@ -73,11 +85,14 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
 
 
 def train_and_evaluate(config, workdir: str) -> TrainState:
-  """Trains to `config.steps`, from where `workdir` stands; returns the state."""
+  """Trains to `config.steps` from where `workdir` stands."""
   began = time.perf_counter()
   config_lib.check(config)
   files = Workdir(workdir)
   files.check_config(config)
+  if files.has('result.json'):
+    logging.say(f'Finished before. {describe_result(files)}')
+    return load_run(files).state
 
   # Data.
   dataset = data_lib.load(config.dataset, config.data_dir)
@@ -100,75 +115,117 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   # Where the run stands.
   checkpoints = Checkpoints(files.checkpoints)
   seconds_before = 0.0
-  if (last := checkpoints.latest_step()) is not None:
-    state, seconds_before = checkpoints.restore(last, state)
-    logging.say(f'Going on from step {last} of {config.steps}.')
+  if (at := checkpoints.latest_step()) is not None:
+    state, seconds_before = checkpoints.restore(at, state)
+    logging.say(f'Going on from step {at} of {config.steps}.')
   start = int(state.step)
   files.cut_metrics(start)
+  seconds = lambda: seconds_before + time.perf_counter() - began
 
   # One compiled function: sample, augment, differentiate, update.
-  def train(state, data):
-    return program.step(state, sample(data, state))
+  def compile_step(step_function):
+    return compile_and_tell(
+      lambda state, data: step_function(state, sample(data, state)), state, data
+    )
 
-  def look(state, data):
-    return program.clean_losses(state, sample(data, state))
-
-  compiled = compile_step(train, state, data)
-  look = jax.jit(look)
+  look = jax.jit(
+    lambda state, data: program.clean_losses(state, sample(data, state))
+  )
+  fix_at = step_of_fixing(config, len(labeled))
+  train = None
+  if start < fix_at:
+    train = compile_step(program.pretrain_step)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress(files, start, config.steps, images)
-  evaluate = functools.partial(
-    classify_lib.errors,
-    program.classify,
-    images=test_images,
-    labels=dataset.test_labels,
-  )
-  save = lambda step, error: checkpoints.save(
-    step, state, seconds_before + time.perf_counter() - began, error
-  )
 
   with interrupt.stop_requests() as request:
-    progress.start(start)
     for step in range(start + 1, config.steps + 1):
+      if step > fix_at and (train is None or step == fix_at + 1):
+        if fix_at:
+          data = add_fixed(
+            config, files, program, dataset, labeled, state, data
+          )
+        train = compile_step(program.step)
+      if step == start + 1:
+        progress.start(start)
       last = step == config.steps
       logs = last or step % config.log_every == 0
       row = {}
       if logs and program.clean_losses:
-        losses = look(state, data)
-        row['unlabeled_loss'] = losses.unlabeled
-      state, metrics = compiled(state, data)
+        row['unlabeled_loss'] = look(state, data).unlabeled
+      state, metrics = train(state, data)
       metrics['labeled_loss'].block_until_ready()
       progress.step()
-      error = None
       if logs:
         row |= metrics | {'learning_rate': program.schedule(step - 1)}
       if last or step % config.eval_every == 0:
-        row |= (result := evaluate(state))
-        error = result['error']
+        row |= classify_lib.errors(
+          program.classify, state, test_images, dataset.test_labels
+        )
       if row:
         progress.write(step, row)
-      best = error is not None and error <= best_error(files)
+      error = row.get('error')
+      best = error is not None and error <= min(test_errors(files))
       if best or last or request.signal or step % config.checkpoint_every == 0:
-        save(step, error)
+        checkpoints.save(step, state, seconds(), error)
       if request.signal:
         break
     speed = progress.images_per_second(int(state.step))
     progress.close()
     checkpoints.close()
 
-  if request.signal and int(state.step) < config.steps:
+  if int(state.step) < config.steps:
     logging.say(
       f'Stopped by signal {request.signal}; step {int(state.step)} is saved. '
       'The same command goes on from there.'
     )
-    raise SystemExit(128 + request.signal)
-  if start < config.steps:
-    seconds = seconds_before + time.perf_counter() - began
-    files.write(
-      'result.json', summarize(config, files, labeled, seconds, speed)
-    )
+    raise SystemExit(128 + (request.signal or 0))
+  result = summarize(config, files, labeled, seconds(), speed)
+  files.write('result.json', result)
   logging.say(describe_result(files))
   return state
+
+
+def compile_and_tell(function, state, data):
+  """Compiles a step that may overwrite its state."""
+  began = time.perf_counter()
+  compiled = jax.jit(function, donate_argnums=0).lower(state, data).compile()
+  flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
+  logging.say(
+    f'Step compiled in {time.perf_counter() - began:.1f} s: '
+    f'{flops / 1e9:.2f} GFLOP.'
+  )
+  return compiled
+
+
+def step_of_fixing(config, num_labeled: int) -> int:
+  """After how many plain steps labels are fixed; 0 where none are.
+
+  Where there are enough labels none are added, and nothing waits for them.
+  """
+  if 'num_fixed' not in config.recipe_args:
+    return 0
+  enough = num_labeled >= config.recipe_args.num_fixed
+  return 0 if enough else config.recipe_args.pretrain_steps
+
+
+def add_fixed(config, files, program, dataset, labeled, state, data):
+  """Fixes the labels of the most confident unlabeled images (Algorithm 2)."""
+  if int(state.step) > config.recipe_args.pretrain_steps:
+    chosen = files.read('fixed.json')
+  else:
+    probs = program.classify(
+      state.ema_params, state.batch_stats, dataset.train_images
+    )
+    chosen = splits.most_confident(
+      probs, labeled, config.recipe_args.num_fixed, dataset.train_labels
+    )
+    files.write('fixed.json', chosen)
+    logging.say(
+      f'Fixed the labels of {len(chosen["index"])} unlabeled images; '
+      f'{chosen["accuracy"]}% of them are right.'
+    )
+  return resident.add_fixed(data, chosen['index'], chosen['label'])
 
 
 class Run(NamedTuple):
@@ -206,17 +263,6 @@ def make_sample(config, views, batch_sharding):
     batch_sharding,
   )
   return lambda data, state: draw(data, train_step.step_keys(state)[0])
-
-
-def compile_step(train, state, data):
-  began = time.perf_counter()
-  compiled = jax.jit(train, donate_argnums=0).lower(state, data).compile()
-  flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
-  logging.say(
-    f'Step compiled in {time.perf_counter() - began:.1f} s: '
-    f'{flops / 1e9:.2f} GFLOP.'
-  )
-  return compiled
 
 
 def choose_labeled(config, dataset):
@@ -268,10 +314,6 @@ def write_description(files: Workdir, config, dataset, labeled) -> None:
 
 def test_errors(files: Workdir) -> list[float]:
   return [row['error'] for row in files.metrics() if 'error' in row]
-
-
-def best_error(files: Workdir) -> float:
-  return min(test_errors(files))
 
 
 def summarize(config, files, labeled, seconds, speed) -> dict:

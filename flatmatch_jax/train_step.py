@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from flatmatch_jax.forward import Forward
+from flatmatch_jax.losses import cross_entropy
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.perturb import Perturbation
 from flatmatch_jax.recipes import RECIPES, Recipe
@@ -52,32 +53,37 @@ def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array]:
   return data, method
 
 
-def _prepare(forward, method, state, batch):
-  """Returns the objective of this step's batch, with the targets of θ."""
+def _make_objective(forward, method, state):
+  """Returns the weighted losses as a function of parameters and views."""
 
-  def predict(images, params=state.params):
-    outputs, _ = forward(params, state.batch_stats, {'images': images})
-    return outputs['images']
-
-  _, rng = step_keys(state)
-  views, targets = method.prepare(predict, state, batch, rng)
-
-  def objective(params, weights, teacher=None):
+  def objective(params, weights, views, targets, teacher=None):
     """Weighs the losses at `params`; without a teacher it is its own."""
     student, batch_stats = forward(params, state.batch_stats, views)
     teacher = jax.lax.stop_gradient(student if teacher is None else teacher)
     losses, method_state, metrics = method.loss(
       student, teacher, targets, state.method, state.step
     )
-    # XLA keeps 0.0 * x: a loss of weight zero is left out, and with it all
-    # that it alone needs.
-    total = sum(
-      (w * loss for w, loss in zip(weights, losses, strict=True) if w),
-      start=jnp.zeros(()),
-    )
+    total = _weighted(weights, losses)
     return total, Pass(student, batch_stats, method_state, losses, metrics)
 
   return objective
+
+
+def _weighted(weights, losses):
+  """XLA keeps 0.0 * x: a loss of weight zero is left out, and its passes."""
+  terms = (w * x for w, x in zip(weights, losses, strict=True) if w)
+  return sum(terms, start=jnp.zeros(()))
+
+
+def _prepare(forward, method, state, batch):
+  """The method's views and targets for this step's batch, at θ."""
+
+  def predict(images, params=state.params):
+    outputs, _ = forward(params, state.batch_stats, {'images': images})
+    return outputs['images']
+
+  _, rng = step_keys(state)
+  return jax.lax.stop_gradient(method.prepare(predict, state, batch, rng))
 
 
 def make_train_step(
@@ -89,28 +95,55 @@ def make_train_step(
   ema_decay: float = 0.999,
 ):
   """Returns `train_step(state, batch) -> (state, metrics)`, ready for jit."""
+  clean_row, worst_row = (
+    Losses(*(a * b for a, b in zip(row, method.trains_on, strict=True)))
+    for row in (recipe.clean, recipe.worst)
+  )
 
   def train_step(state, batch):
-    objective = _prepare(forward, method, state, batch)
+    views, targets = _prepare(forward, method, state, batch)
+    objective = _make_objective(forward, method, state)
     gradient = jax.grad(objective, has_aux=True)
 
-    grads, clean = gradient(state.params, recipe.clean)
+    def fixed_loss(params):
+      outputs, _ = forward(
+        params, state.batch_stats, {'fixed': batch.fixed['weak']}
+      )
+      return cross_entropy(outputs['fixed'].logits, batch.fixed['label'])
+
+    def worst_pass(views, targets, teacher, source=None):
+      """The gradient at θ + ε; it leaves no trace in the statistics."""
+      if batch.fixed is not None:
+        source = jax.grad(fixed_loss)(state.params)
+      elif source is None:
+        source, _ = gradient(state.params, recipe.source, views, targets)
+      offset, memory = perturb.update(source, state.perturb)
+      params = optax.apply_updates(state.params, offset)
+      grads, worst = gradient(params, worst_row, views, targets, teacher)
+      metrics = {
+        'worst_loss': _weighted(worst_row, worst.losses),
+        'offset_norm': optax.tree.norm(offset),
+      }
+      return grads, memory, metrics
+
+    grads, clean = gradient(state.params, clean_row, views, targets)
     memory, metrics = state.perturb, {}
     if perturb is None:
       metrics['unlabeled_loss'] = clean.losses.unlabeled
-    else:
-      source = grads  # Equal rows share one backward pass.
-      if recipe.source != recipe.clean:
-        source, _ = gradient(state.params, recipe.source)
-      offset, memory = perturb.update(source, memory)
-      worst_params = optax.apply_updates(state.params, offset)
-      # This pass leaves no trace in the running statistics.
-      worst_grads, worst = gradient(worst_params, recipe.worst, clean.outputs)
-      grads = jax.tree.map(jnp.add, grads, worst_grads)
-      metrics['worst_loss'] = sum(
-        loss for w, loss in zip(recipe.worst, worst.losses, strict=True) if w
+    elif perturb.groups == 1:
+      # Equal rows share one backward pass.
+      source = grads if recipe.source == clean_row else None
+      worst_grads, memory, metrics = worst_pass(
+        views, targets, clean.outputs, source
       )
-      metrics['offset_norm'] = optax.tree.norm(offset)
+      grads = jax.tree.map(jnp.add, grads, worst_grads)
+    else:
+      parts = _cut(perturb.groups, (views, targets, clean.outputs))
+      worst_grads, memory, metrics = jax.vmap(worst_pass)(*parts)
+      worst_grads, metrics = jax.tree.map(
+        lambda x: x.mean(0), (worst_grads, metrics)
+      )
+      grads = jax.tree.map(jnp.add, grads, worst_grads)
 
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -125,12 +158,20 @@ def make_train_step(
       perturb=memory,
       method=clean.method_state,
     )
+    after = after.replace(method=method.feedback(state, after, batch, targets))
     metrics |= _describe(clean, batch)
     metrics['labeled_loss'] = clean.losses.labeled
     metrics['gradient_norm'] = optax.tree.norm(grads)
     return after, metrics
 
   return train_step
+
+
+def _cut(groups, tree):
+  """Reshapes every array of a batch from [n, …] to [groups, n/groups, …]."""
+  return jax.tree.map(
+    lambda x: x.reshape(groups, len(x) // groups, *x.shape[1:]), tree
+  )
 
 
 def make_clean_losses(forward: Forward, method: Method):
@@ -141,8 +182,10 @@ def make_clean_losses(forward: Forward, method: Method):
   """
 
   def clean_losses(state, batch):
-    objective = _prepare(forward, method, state, batch)
-    return objective(state.params, Losses(1.0, 1.0))[1].losses
+    views, targets = _prepare(forward, method, state, batch)
+    objective = _make_objective(forward, method, state)
+    weights = Losses(1.0, 1.0)
+    return objective(state.params, weights, views, targets)[1].losses
 
   return clean_losses
 

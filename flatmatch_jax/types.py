@@ -19,6 +19,8 @@ class Batch(NamedTuple):
   # 'weak', 'strong', … [U, H, W, C], 'index' [U]; 'truth' [U] is for metrics
   # only, -1 where unknown.
   unlabeled: dict[str, jax.Array]
+  # 'weak', 'label': images whose labels serve the perturbation only.
+  fixed: dict[str, jax.Array] | None = None
 
 
 class Prediction(NamedTuple):

@@ -38,6 +38,9 @@ class Workdir:
     self.checkpoints = self.path / 'checkpoints'
     self.tensorboard = self.path / 'tensorboard'
 
+  def has(self, name: str) -> bool:
+    return (self.path / name).exists()
+
   def read(self, name: str):
     """The content of a JSON file; UserError if it is not there or broken."""
     path = self.path / name
@@ -68,7 +71,7 @@ class Workdir:
 
   def check_config(self, config) -> None:
     """Raises UserError if the folder belongs to a run of another config."""
-    if not (self.path / 'config.json').exists():
+    if not self.has('config.json'):
       return
     there, here = _flatten(self.read('config.json')), _flatten(as_dict(config))
     different = [

@@ -20,6 +20,10 @@ class Resident(NamedTuple):
   labels: jax.Array  # [N], -1 where unknown.
   labeled: jax.Array  # Indices of the images whose labels may be used.
   unlabeled: jax.Array  # Indices of the pool of unlabeled images.
+  # Indices and labels of D^l ∪ D^fix, from which FlatMatch with fixed labels
+  # takes its perturbation.
+  fixed: jax.Array | None = None
+  fixed_labels: jax.Array | None = None
 
 
 def place(dataset, labeled, includes_labeled: bool, sharding) -> Resident:
@@ -34,6 +38,16 @@ def place(dataset, labeled, includes_labeled: bool, sharding) -> Resident:
     unlabeled=pool.astype(np.int32),
   )
   return jax.device_put(arrays, sharding)
+
+
+def add_fixed(data: Resident, index, label) -> Resident:
+  """Adds fixed labels [F] of unlabeled images to those of D^l."""
+  sharding = data.images.sharding
+  indices = np.concatenate([data.labeled, np.asarray(index, np.int32)])
+  truth = np.asarray(data.labels)[np.asarray(data.labeled)]
+  labels = np.concatenate([truth, np.asarray(label, np.int32)])
+  fixed, fixed_labels = jax.device_put((indices, labels), sharding)
+  return data._replace(fixed=fixed, fixed_labels=fixed_labels)
 
 
 def make_sampler(
@@ -61,23 +75,27 @@ def make_sampler(
       return tree
     return jax.lax.with_sharding_constraint(tree, sharding)
 
+  def labeled_batch(rng, data, indices, labels):
+    index_rng, weak_rng = jax.random.split(rng)
+    choice = jax.random.randint(index_rng, (batch_size,), 0, len(indices))
+    images = constrain(data.images[indices[choice]])
+    return {'weak': view('weak', weak_rng, images), 'label': labels[choice]}
+
   def sample(data: Resident, rng) -> Batch:
-    labeled_rng, unlabeled_rng, view_rng = jax.random.split(rng, 3)
-    index_rng, weak_rng = jax.random.split(labeled_rng)
-    index = jax.random.choice(index_rng, data.labeled, (batch_size,))
-    images = constrain(data.images[index])
-    labeled = {
-      'weak': view('weak', weak_rng, images),
-      'label': data.labels[index],
-    }
+    labeled_rng, unlabeled_rng, view_rng, fixed_rng = jax.random.split(rng, 4)
+    labels = data.labels[data.labeled]
+    labeled = labeled_batch(labeled_rng, data, data.labeled, labels)
+    fixed = None
+    if data.fixed is not None:
+      fixed = labeled_batch(fixed_rng, data, data.fixed, data.fixed_labels)
     index = jax.random.choice(
       unlabeled_rng, data.unlabeled, (unlabeled_batch_size,)
     )
-    images = constrain(data.images[index])
     unlabeled = {'index': index, 'truth': data.labels[index]}
+    images = constrain(data.images[index])
     for number, name in enumerate(views):
       rng = jax.random.fold_in(view_rng, number)
       unlabeled[name] = view(name, rng, images)
-    return constrain(Batch(labeled, unlabeled))
+    return constrain(Batch(labeled, unlabeled, fixed))
 
   return sample

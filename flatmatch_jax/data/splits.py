@@ -108,6 +108,40 @@ def read(
   return labeled
 
 
+def most_confident(
+  probabilities: np.ndarray,
+  labeled: np.ndarray,
+  number: int,
+  labels: np.ndarray,
+) -> dict[str, Any]:
+  """The `number` surest guesses among the images that are not labeled.
+
+  Args:
+    probabilities: [N, K] of all training images.
+    labeled: indices that are not candidates.
+    number: how many, over all classes together (Algorithm 2).
+    labels: [N], the truth, for the reported accuracy only; -1 where unknown.
+
+  Returns:
+    'index', 'label' and 'confidence' of each, and the 'accuracy' of the labels
+    in percent, None where no truth is known.
+  """
+  confidence = probabilities.max(-1)
+  confidence[labeled] = -1.0
+  number = min(number, len(confidence) - len(labeled))
+  # Stable: equal confidences are taken in the order of the images.
+  index = np.sort(np.argsort(-confidence, kind='stable')[:number])
+  label = probabilities[index].argmax(-1)
+  known = labels[index] >= 0
+  right = (label == labels[index])[known]
+  return {
+    'index': index.tolist(),
+    'label': label.tolist(),
+    'confidence': confidence[index].tolist(),
+    'accuracy': round(100 * right.mean(), 2).item() if len(right) else None,
+  }
+
+
 def to_json(
   labeled: np.ndarray,
   labels: np.ndarray,

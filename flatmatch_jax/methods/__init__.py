@@ -16,10 +16,23 @@ METHODS = {
 
 def arguments(name: str) -> dict[str, float]:
   """The method's arguments with their defaults, for a config to list."""
-  parameters = inspect.signature(METHODS[name]).parameters
-  return {key: value.default for key, value in parameters.items()}
+  return {
+    key: value.default
+    for key, value in inspect.signature(METHODS[name]).parameters.items()
+    if value.default is not inspect.Parameter.empty
+  }
 
 
-def create(name: str, **kwargs) -> Method:
-  """The method `name` with its paper's defaults where not told otherwise."""
-  return METHODS[name](**kwargs)
+def create(name: str, context: dict | None = None, **kwargs) -> Method:
+  """The method `name` with its paper's defaults where not told otherwise.
+
+  Arguments without a default come from the `context`: `steps`, the length of
+  training; and for a method with a second network `forward`, `tx` and
+  `init_network`, a function from a random key to the network's variables.
+  """
+  needed = set(inspect.signature(METHODS[name]).parameters) - set(
+    arguments(name)
+  )
+  return METHODS[name](
+    **{key: (context or {})[key] for key in needed}, **kwargs
+  )

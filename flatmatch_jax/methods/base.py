@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from flatmatch_jax.types import Losses
+
 
 def standard_views(predict, state, batch, rng):
   """Labeled, weak and strong images; targets are the labels and indices."""
@@ -26,6 +28,11 @@ class Method(NamedTuple):
     prepare: (predict, train_state, batch, rng) -> (Views, targets). Outside
       differentiation: guesses labels, mixes images, seeks adversarial noise.
     init: (rng, variables, DatasetInfo) -> method_state.
+    feedback: (before, after, batch, targets) -> method_state. Runs after the
+      update, for a teacher that learns from what the student did.
+    heads: extra linear heads the network must have, as (name, size).
+    trains_on: weights of the losses in the update; a labeled loss of weight 0
+      still is what a recipe may climb.
     views: names of the unlabeled views the data pipeline must make; none means
       that the method has no unlabeled loss.
   """
@@ -33,4 +40,7 @@ class Method(NamedTuple):
   loss: Callable
   prepare: Callable = standard_views
   init: Callable = lambda rng, variables, info: ()
+  feedback: Callable = lambda before, after, batch, targets: after.method
+  heads: tuple[tuple[str, int], ...] = ()
+  trains_on: Losses = Losses(1.0, 1.0)
   views: tuple[str, ...] = ('weak', 'strong')

@@ -11,7 +11,7 @@ _KNOWN = (
 )
 
 
-def create(name: str, num_classes: int, bn_momentum: float = 0.999):
+def create(name: str, num_classes: int, bn_momentum: float = 0.999, heads=()):
   """The network called `name`; raises UserError if there is none."""
   match = re.fullmatch(r'wrn_(\d+)_(\d+)', name)
   if match is None:
@@ -30,4 +30,5 @@ def create(name: str, num_classes: int, bn_momentum: float = 0.999):
     width=width,
     strides=strides,
     bn_momentum=bn_momentum,
+    heads=heads,
   )
