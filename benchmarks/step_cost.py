@@ -1,0 +1,153 @@
+"""What a training step costs: XLA's FLOPs, memory, compilation, time.
+
+  python benchmarks/step_cost.py --model wrn_28_2 --out cost.json
+  python benchmarks/step_cost.py --methods fixmatch,freematch \\
+      --recipes plain,flatmatch,flatmatch_e --no_time
+
+The whole step is compiled, sampling and augmentation included, on random
+CIFAR-sized images. Ratios are to plain FixMatch in the same BatchNorm layout.
+Time is the median over rounds in which each step runs once, so that whatever
+else the machine does falls on all alike. A small batch has the same ratios.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from configs import cifar10
+from flatmatch_jax import recipes, sharding, train
+from flatmatch_jax.data import resident, sources
+from flatmatch_jax.forward import LAYOUTS
+from flatmatch_jax.methods import METHODS
+from flatmatch_jax.types import DatasetInfo, UserError
+
+NUM_IMAGES = 256
+
+
+def compile_step(method, recipe, layout, model, batch_size):
+  """Returns the compiled step, its arguments and the seconds it took."""
+  name = method if recipe == 'plain' else f'{method}+{recipe}'
+  config = cifar10.get_config(f'method={name}')
+  ratio = config.unlabeled_batch_size // config.batch_size
+  config.model, config.batch_norm = model, layout
+  config.batch_size, config.unlabeled_batch_size = (
+    batch_size,
+    ratio * batch_size,
+  )
+  rng = np.random.RandomState(0)
+  images = rng.randint(0, 256, (NUM_IMAGES, 32, 32, 3), dtype=np.uint8)
+  labels = np.arange(NUM_IMAGES, dtype=np.int32) % 10
+  dataset = sources.Dataset(
+    '', images, labels, images, labels, tuple('0123456789')
+  )
+  mesh = sharding.make_mesh()
+  everywhere = sharding.replicated(mesh)
+  data = resident.place(dataset, np.arange(40), True, everywhere)
+  if recipes.RECIPES[recipe].fixed:
+    data = resident.add_fixed(data, np.arange(40, 100), labels[40:100])
+  program = train.create(
+    config, DatasetInfo(10, NUM_IMAGES, NUM_IMAGES), (32, 32, 3)
+  )
+  sample = train.make_sample(config, program.views, sharding.over_batch(mesh))
+  state = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
+  step = lambda state, data: program.step(state, sample(data, state))
+  began = time.perf_counter()
+  compiled = jax.jit(step).lower(state, data).compile()
+  return compiled, (state, data), time.perf_counter() - began
+
+
+def measure(layout, pairs, model, batch_size, rounds):
+  """Rows for all (method, recipe) pairs in one layout; FixMatch is first."""
+  steps, rows = [], []
+  for method, recipe in pairs:
+    compiled, args, seconds = compile_step(
+      method, recipe, layout, model, batch_size
+    )
+    flops = compiled.cost_analysis()['flops']
+    rows.append(
+      {
+        'method': method,
+        'recipe': recipe,
+        'batch_norm': layout,
+        'flops': flops,
+        'flops_ratio': flops / (rows[0]['flops'] if rows else flops),
+        'time_ratio': None,
+        'temp_bytes': compiled.memory_analysis().temp_size_in_bytes,
+        'compile_seconds': round(seconds, 1),
+      }
+    )
+    steps.append((compiled, args))
+    print(
+      f'  {layout} {method}+{recipe}: {flops / 1e9:.2f} GFLOP',
+      file=sys.stderr,
+    )
+  if rounds:
+    times = np.array([[_seconds(*s) for s in steps] for _ in range(rounds + 1)])
+    medians = np.median(times[1:], axis=0)
+    for row, median in zip(rows, medians, strict=True):
+      row['time_ratio'] = float(median / medians[0])
+  return rows
+
+
+def _seconds(compiled, args):
+  began = time.perf_counter()
+  jax.block_until_ready(compiled(*args))
+  return time.perf_counter() - began
+
+
+def show(rows):
+  print(
+    '| method | recipe | BatchNorm | GFLOP | × FixMatch | time × FixMatch | '
+    'temporary MB | compile s |\n|---|---|---|---|---|---|---|---|'
+  )
+  for row in rows:
+    taken = '' if row['time_ratio'] is None else f'{row["time_ratio"]:.2f}'
+    print(
+      f'| {row["method"]} | {row["recipe"]} | {row["batch_norm"]} | '
+      f'{row["flops"] / 1e9:.2f} | {row["flops_ratio"]:.3f} | {taken} | '
+      f'{row["temp_bytes"] / 1e6:.0f} | {row["compile_seconds"]} |'
+    )
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--model', default='wrn_28_2')
+  parser.add_argument('--batch_size', type=int, default=8, help='labeled')
+  parser.add_argument('--methods', default=','.join(METHODS))
+  parser.add_argument('--recipes', default=','.join(recipes.RECIPES))
+  parser.add_argument('--layouts', default=','.join(LAYOUTS))
+  parser.add_argument('--rounds', type=int, default=7)
+  parser.add_argument('--no_time', action='store_true')
+  parser.add_argument('--out', help='JSON file for the rows')
+  args = parser.parse_args()
+
+  pairs = [('fixmatch', 'plain')]
+  for method in args.methods.split(','):
+    for recipe in args.recipes.split(','):
+      try:
+        name = method if recipe == 'plain' else f'{method}+{recipe}'
+        recipes.parse(name, METHODS)
+      except UserError as error:
+        parser.error(str(error))
+      has_unlabeled = method != 'supervised'
+      meaningless = recipes.objection(method, recipe, has_unlabeled)
+      if not meaningless and (method, recipe) not in pairs:
+        pairs.append((method, recipe))
+  rows = []
+  for layout in args.layouts.split(','):
+    rounds = 0 if args.no_time else args.rounds
+    rows += measure(layout, pairs, args.model, args.batch_size, rounds)
+  show(rows)
+  if args.out:
+    pathlib.Path(args.out).write_text(json.dumps(rows, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+  main()
