@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from configs import digits as digits_config
-from flatmatch_jax import train
+from flatmatch_jax import plots, train
 from flatmatch_jax.data import sources, splits
 from flatmatch_jax.workdir import Workdir
 
@@ -120,6 +120,15 @@ def main():
     )
   (out / 'table.json').write_text(json.dumps(rows, indent=2) + '\n')
   (out / 'table.md').write_text(table(rows) + '\n')
+  plots.comparison(
+    {
+      method: [
+        Workdir(str(out / f'{method}-{seed}')).metrics() for seed in SEEDS
+      ]
+      for method in args.methods.split(',')
+    },
+    out / 'errors.png',
+  )
   print(table(rows))
 
 

@@ -13,12 +13,14 @@ from configs import common
 def get_config(arg=''):
   config = common.base(arg, 'digits', paper_labels=(40, 100, 400))
   config.mean, config.std = (0.3053,), (0.3765,)
-  config.model = 'wrn_10_2'
+  config.model = 'wrn_10_1'
   config.bn_momentum = 0.97
   config.batch_size = 32
-  config.unlabeled_batch_size = 7 * 32
-  config.steps = 600
-  config.pad = 1
+  config.unlabeled_batch_size //= 2
+  config.steps = 400
+  config.learning_rate = 0.1
+  # One pixel is an eighth of the image, and mirrored digits are other signs.
+  config.pad = 0
   config.flip = False
   config.log_every = 20
   config.eval_every = 50

@@ -18,7 +18,7 @@ def stop_requests():
   if threading.current_thread() is not threading.main_thread():
     yield request  # Python sets handlers in the main thread only.
     return
-  before = {}
+  before: dict = {}
 
   def restore():
     for number, handler in before.items():

@@ -45,8 +45,8 @@ def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
   """An image file as uint8 of `shape` [H, W, C]; UserError if unreadable."""
   height, width, channels = shape
   try:
-    with Image.open(path) as image:
-      image = ImageOps.exif_transpose(image)
+    with Image.open(path) as file:
+      image: Image.Image = ImageOps.exif_transpose(file)
       if image.mode.startswith('I;16') or image.mode == 'I':
         # Pillow clips 16 bits to 255 when it converts; keep the upper eight.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

@@ -19,6 +19,7 @@ from flatmatch_jax import (
   methods,
   models,
   optimizer,
+  plots,
   recipes,
   sharding,
   train_step,
@@ -51,16 +52,20 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
     'steps': config.steps,
     'tx': tx,
     # Bound below: the network has the heads that the method asks for.
-    'forward': lambda *args: run(*args),
+    'forward': lambda *args: run_network(*args),
     'init_network': lambda rng: init_network(rng),
   }
   method = methods.create(method_name, context, **config.method_args)
   model = models.create(
     config.model, info.num_classes, config.bn_momentum, method.heads
   )
-  run = forward.make_forward(model, config.batch_norm)
+  run_network: forward.Forward = forward.make_forward(model, config.batch_norm)
   make_step = functools.partial(
-    train_step.make_train_step, run, method, tx, ema_decay=config.ema_decay
+    train_step.make_train_step,
+    run_network,
+    method,
+    tx,
+    ema_decay=config.ema_decay,
   )
 
   def init_network(rng):
@@ -75,7 +80,7 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
     init=init,
     step=make_step(recipe=recipe, perturb=perturb),
     pretrain_step=make_step() if recipe.fixed else None,
-    clean_losses=perturb and train_step.make_clean_losses(run, method),
+    clean_losses=perturb and train_step.make_clean_losses(run_network, method),
     classify=classify_lib.make_classifier(
       model, config.mean, config.std, config.eval_batch_size
     ),
@@ -96,7 +101,6 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
 
   # Data.
   dataset = data_lib.load(config.dataset, config.data_dir)
-  info = DatasetInfo(len(dataset.class_names), len(dataset.train_images))
   labeled = choose_labeled(config, dataset)
   write_description(files, config, dataset, labeled)
 
@@ -107,6 +111,9 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     dataset, labeled, config.unlabeled_includes_labeled, everywhere
   )
   test_images = jax.device_put(dataset.test_images, everywhere)
+  info = DatasetInfo(
+    len(dataset.class_names), len(dataset.train_images), len(data.unlabeled)
+  )
   program = create(config, info, dataset.train_images.shape[1:])
   sample = make_sample(config, program.views, sharding.over_batch(mesh))
   init = jax.jit(program.init, out_shardings=everywhere)
@@ -132,7 +139,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     lambda state, data: program.clean_losses(state, sample(data, state))
   )
   fix_at = step_of_fixing(config, len(labeled))
-  train = None
+  train: Any = None
   if start < fix_at:
     train = compile_step(program.pretrain_step)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
@@ -180,6 +187,11 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       'The same command goes on from there.'
     )
     raise SystemExit(128 + (request.signal or 0))
+  plots.curves(
+    files.metrics(),
+    f'{config.method} on {config.dataset}, {len(labeled)} labels',
+    files.path / 'curves.png',
+  )
   result = summarize(config, files, labeled, seconds(), speed)
   files.write('result.json', result)
   logging.say(describe_result(files))
@@ -240,7 +252,9 @@ class Run(NamedTuple):
 def load_run(files: Workdir, which: str = 'latest') -> Run:
   """The 'latest' or 'best' checkpoint of a run, ready to classify."""
   config, dataset = files.config(), files.read('dataset.json')
-  info = DatasetInfo(len(dataset['class_names']), dataset['num_train'])
+  info = DatasetInfo(
+    len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
+  )
   program = create(config, info, dataset['image_shape'])
   everywhere = sharding.replicated(sharding.make_mesh())
   like = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))

@@ -99,24 +99,25 @@ def make_train_step(
     Losses(*(a * b for a, b in zip(row, method.trains_on, strict=True)))
     for row in (recipe.clean, recipe.worst)
   )
+  groups = perturb.groups if perturb else 1
 
   def train_step(state, batch):
     views, targets = _prepare(forward, method, state, batch)
     objective = _make_objective(forward, method, state)
     gradient = jax.grad(objective, has_aux=True)
+    grads, clean = gradient(state.params, clean_row, views, targets)
 
-    def fixed_loss(params):
-      outputs, _ = forward(
-        params, state.batch_stats, {'fixed': batch.fixed['weak']}
-      )
-      return cross_entropy(outputs['fixed'].logits, batch.fixed['label'])
-
-    def worst_pass(views, targets, teacher, source=None):
-      """The gradient at θ + ε; it leaves no trace in the statistics."""
+    def source_gradient(views, targets):
       if batch.fixed is not None:
-        source = jax.grad(fixed_loss)(state.params)
-      elif source is None:
-        source, _ = gradient(state.params, recipe.source, views, targets)
+        return jax.grad(_fixed_loss)(state.params, forward, state, batch)
+      if recipe.source == clean_row and groups == 1:
+        return grads  # Equal rows share one backward pass.
+      return gradient(state.params, recipe.source, views, targets)[0]
+
+    def worst_pass(views, targets, teacher):
+      """At θ + ε; it leaves no trace in the running statistics."""
+      assert perturb is not None
+      source = source_gradient(views, targets)
       offset, memory = perturb.update(source, state.perturb)
       params = optax.apply_updates(state.params, offset)
       grads, worst = gradient(params, worst_row, views, targets, teacher)
@@ -126,45 +127,52 @@ def make_train_step(
       }
       return grads, memory, metrics
 
-    grads, clean = gradient(state.params, clean_row, views, targets)
-    memory, metrics = state.perturb, {}
     if perturb is None:
-      metrics['unlabeled_loss'] = clean.losses.unlabeled
-    elif perturb.groups == 1:
-      # Equal rows share one backward pass.
-      source = grads if recipe.source == clean_row else None
-      worst_grads, memory, metrics = worst_pass(
-        views, targets, clean.outputs, source
-      )
-      grads = jax.tree.map(jnp.add, grads, worst_grads)
+      memory = state.perturb
+      metrics = {'unlabeled_loss': clean.losses.unlabeled}
     else:
-      parts = _cut(perturb.groups, (views, targets, clean.outputs))
-      worst_grads, memory, metrics = jax.vmap(worst_pass)(*parts)
-      worst_grads, metrics = jax.tree.map(
-        lambda x: x.mean(0), (worst_grads, metrics)
-      )
+      parts = views, targets, clean.outputs
+      if groups == 1:
+        worst_grads, memory, metrics = worst_pass(*parts)
+      else:
+        worst_grads, memory, metrics = jax.tree.map(
+          lambda x: x.mean(0),
+          jax.vmap(worst_pass)(*_cut(groups, parts)),
+        )
       grads = jax.tree.map(jnp.add, grads, worst_grads)
 
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    after = state.replace(
-      step=state.step + 1,
-      params=params,
-      batch_stats=clean.batch_stats,
-      opt_state=opt_state,
-      ema_params=optax.incremental_update(
-        params, state.ema_params, 1 - _warm(ema_decay, state.step)
-      ),
-      perturb=memory,
-      method=clean.method_state,
-    )
-    after = after.replace(method=method.feedback(state, after, batch, targets))
     metrics |= _describe(clean, batch)
     metrics['labeled_loss'] = clean.losses.labeled
     metrics['gradient_norm'] = optax.tree.norm(grads)
+    after = _advance(state, grads, clean, memory, tx, ema_decay)
+    after = after.replace(method=method.feedback(state, after, batch, targets))
     return after, metrics
 
   return train_step
+
+
+def _fixed_loss(params, forward, state, batch):
+  """On D^l ∪ D^fix, whose labels serve the perturbation only."""
+  views = {'fixed': batch.fixed['weak']}
+  outputs, _ = forward(params, state.batch_stats, views)
+  return cross_entropy(outputs['fixed'].logits, batch.fixed['label'])
+
+
+def _advance(state, grads, clean: Pass, memory, tx, ema_decay):
+  """The state after the optimizer's update."""
+  updates, opt_state = tx.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  return state.replace(
+    step=state.step + 1,
+    params=params,
+    batch_stats=clean.batch_stats,
+    opt_state=opt_state,
+    ema_params=optax.incremental_update(
+      params, state.ema_params, 1 - _warm(ema_decay, state.step)
+    ),
+    perturb=memory,
+    method=clean.method_state,
+  )
 
 
 def _cut(groups, tree):

@@ -54,6 +54,7 @@ class DatasetInfo(NamedTuple):
 
   num_classes: int
   num_train: int  # Indices of unlabeled images are below this.
+  num_unlabeled: int  # Images in the unlabeled pool; at most `num_train`.
 
 
 @flax.struct.dataclass

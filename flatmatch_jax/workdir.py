@@ -135,7 +135,7 @@ def versions() -> dict[str, str]:
 def _flatten(tree, prefix=''):
   if not isinstance(tree, dict):
     return {prefix[:-1]: tree}
-  flat = {}
+  flat: dict = {}
   for key, value in tree.items():
     flat |= _flatten(value, f'{prefix}{key}.')
   return flat

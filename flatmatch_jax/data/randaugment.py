@@ -126,15 +126,16 @@ def _matrices(height, width):
   cos, sin = np.cos(angle).round(15), np.sin(angle).round(15)
   x, y = width / 2, height / 2
   shift_x, shift_y = x - cos * x - sin * y, y + sin * x - cos * y
-  matrices = [
-    (one, zero, zero, zero, one, zero),
-    (cos, sin, shift_x, -sin, cos, shift_y),
-    (one, v, zero, zero, one, zero),
-    (one, zero, zero, v, one, zero),
-    (one, zero, v * width, zero, one, zero),
-    (one, zero, zero, zero, one, v * height),
-  ]
-  matrices = np.array(matrices)
+  matrices = np.array(
+    [
+      (one, zero, zero, zero, one, zero),
+      (cos, sin, shift_x, -sin, cos, shift_y),
+      (one, v, zero, zero, one, zero),
+      (one, zero, zero, v, one, zero),
+      (one, zero, v * width, zero, one, zero),
+      (one, zero, zero, zero, one, v * height),
+    ]
+  )
   matrices[:, 2::3] += (matrices[:, ::3] + matrices[:, 1::3]) / 2
   fixed = np.floor(matrices * 65536 + 0.5).astype(np.int32)
   return fixed.transpose(0, 2, 1)

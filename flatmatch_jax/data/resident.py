@@ -31,13 +31,12 @@ def place(dataset, labeled, includes_labeled: bool, sharding) -> Resident:
   pool = np.arange(len(dataset.train_images))
   if not includes_labeled:
     pool = np.setdiff1d(pool, labeled)
-  arrays = Resident(
-    images=dataset.train_images,
-    labels=dataset.train_labels.astype(np.int32),
-    labeled=np.asarray(labeled, np.int32),
-    unlabeled=pool.astype(np.int32),
+  return Resident(
+    images=jax.device_put(dataset.train_images, sharding),
+    labels=jax.device_put(dataset.train_labels.astype(np.int32), sharding),
+    labeled=jax.device_put(np.asarray(labeled, np.int32), sharding),
+    unlabeled=jax.device_put(pool.astype(np.int32), sharding),
   )
-  return jax.device_put(arrays, sharding)
 
 
 def add_fixed(data: Resident, index, label) -> Resident:

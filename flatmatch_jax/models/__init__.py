@@ -18,7 +18,8 @@ def create(name: str, num_classes: int, bn_momentum: float = 0.999, heads=()):
     raise UserError(f'Unknown model {name!r}. Known: {_KNOWN}.')
   depth, width = map(int, match.groups())
   if depth == 37:  # 1 stem + 4 stages of 4 blocks of 2 + 4 shortcuts.
-    blocks, strides = 4, (2, 2, 2, 2)
+    blocks = 4
+    strides: tuple[int, ...] = (2, 2, 2, 2)
   else:
     blocks, rest = divmod(depth - 4, 6)
     strides = (1, 2, 2)

@@ -10,7 +10,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from flatmatch_jax.types import Prediction
 
@@ -19,29 +18,21 @@ _dense_init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'normal')
 _activation = functools.partial(nn.leaky_relu, negative_slope=0.1)
 
 
-class Conv(nn.Module):
+def _conv(x, features, name, size=3, stride=1):
   """A square convolution whose bias starts as PyTorch's does."""
-
-  features: int
-  size: int = 3
-  stride: int = 1
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(self, x):
-    bound = 1 / math.sqrt(self.size**2 * x.shape[-1])
-    return nn.Conv(
-      self.features,
-      (self.size, self.size),
-      self.stride,
-      # PyTorch pads both sides alike; 'SAME' pads the far side at stride 2.
-      padding=self.size // 2,
-      kernel_init=_kernel_init,
-      bias_init=lambda *args: jax.random.uniform(
-        *args, minval=-bound, maxval=bound
-      ),
-      dtype=self.dtype,
-    )(x)
+  bound = 1 / math.sqrt(size**2 * x.shape[-1])
+  return nn.Conv(
+    features,
+    (size, size),
+    stride,
+    # PyTorch pads both sides alike; 'SAME' pads the far side at stride 2.
+    padding=size // 2,
+    kernel_init=_kernel_init,
+    bias_init=lambda rng, shape, dtype: jax.random.uniform(
+      rng, shape, dtype, -bound, bound
+    ),
+    name=name,
+  )(x)
 
 
 class Block(nn.Module):
@@ -51,11 +42,9 @@ class Block(nn.Module):
   stride: int
   first: bool  # The first block of the network activates the shortcut too.
   norm: Any
-  dtype: Any
 
   @nn.compact
   def __call__(self, x):
-    conv = functools.partial(Conv, self.features, dtype=self.dtype)
     same = x.shape[-1] == self.features
     norm = self.norm(name='norm1')
     if self.first:
@@ -68,11 +57,11 @@ class Block(nn.Module):
       y = x
       if self.is_initializing():
         norm(x)
-    y = conv(stride=self.stride, name='conv1')(y)
+    y = _conv(y, self.features, 'conv1', stride=self.stride)
     y = _activation(self.norm(name='norm2')(y))
-    y = conv(name='conv2')(y)
+    y = _conv(y, self.features, 'conv2')
     if not same:
-      x = conv(size=1, stride=self.stride, name='shortcut')(x)
+      x = _conv(x, self.features, 'shortcut', size=1, stride=self.stride)
     return x + y
 
 
@@ -93,7 +82,6 @@ class WideResNet(nn.Module):
   strides: tuple[int, ...] = (1, 2, 2)
   bn_momentum: float = 0.999
   heads: tuple[tuple[str, int], ...] = ()
-  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, x, train: bool) -> Prediction:
@@ -102,10 +90,9 @@ class WideResNet(nn.Module):
       use_running_average=not train,
       momentum=self.bn_momentum,
       epsilon=1e-3,
-      dtype=self.dtype,
     )
     dense = functools.partial(nn.Dense, kernel_init=_dense_init)
-    x = Conv(16, dtype=self.dtype, name='stem')(x)
+    x = _conv(x, 16, 'stem')
     for stage, stride in enumerate(self.strides):
       for block in range(self.blocks):
         x = Block(
@@ -113,11 +100,10 @@ class WideResNet(nn.Module):
           stride=stride if block == 0 else 1,
           first=stage == block == 0,
           norm=norm,
-          dtype=self.dtype,
           name=f'stage{stage + 1}_block{block + 1}',
         )(x)
     x = _activation(norm(name='norm')(x))
-    features = x.astype(jnp.float32).mean((1, 2))
+    features = x.mean((1, 2))
     return Prediction(
       logits=dense(self.num_classes, name='classifier')(features),
       features=features,

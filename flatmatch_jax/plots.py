@@ -1,0 +1,68 @@
+"""Figures of a run. matplotlib is imported where a figure is drawn."""
+
+import pathlib
+
+
+def _figure(columns: int):
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(4.6 * columns, 3.4), layout='constrained')
+  FigureCanvasAgg(figure)  # No display, no global state.
+  return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+def _series(rows, key):
+  points = [(r['step'], r[key]) for r in rows if r.get(key) is not None]
+  return zip(*points, strict=True) if points else None
+
+
+def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
+  """Errors, losses and pseudo-labels over steps, from metrics.jsonl's rows."""
+  figure, axes = _figure(3)
+  panels = (
+    (
+      'test error, %',
+      {'error': 'averaged weights', 'error_raw': 'raw weights'},
+    ),
+    (
+      'loss',
+      {
+        'labeled_loss': 'labeled, at θ',
+        'unlabeled_loss': 'unlabeled, at θ',
+        'worst_loss': 'unlabeled, at θ + ε',
+      },
+    ),
+    (
+      'pseudo-labels',
+      {'used_fraction': 'used fraction', 'threshold': 'threshold'},
+    ),
+  )
+  for axis, (label, keys) in zip(axes, panels, strict=True):
+    for key, name in keys.items():
+      if series := _series(rows, key):
+        axis.plot(*series, label=name, linewidth=1.4)
+    axis.set(xlabel='step', ylabel=label)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    axis.grid(alpha=0.3)
+    if axis.lines:
+      axis.legend(frameon=False, fontsize='small')
+  figure.suptitle(title)
+  figure.savefig(path, dpi=110)
+
+
+def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
+  """Test error over steps, one line a method: its mean over seeds."""
+  figure, (axis,) = _figure(1)
+  for name, seeds in runs.items():
+    series = [list(_series(rows, 'error')) for rows in seeds]
+    steps = series[0][0]
+    mean = [
+      sum(values) / len(series)
+      for values in zip(*(s[1] for s in series), strict=True)
+    ]
+    axis.plot(steps, mean, label=name, linewidth=1.6)
+  axis.set(xlabel='step', ylabel='test error, %', ylim=(0, 30))
+  axis.grid(alpha=0.3)
+  axis.legend(frameon=False, fontsize='small')
+  figure.savefig(path, dpi=120)
