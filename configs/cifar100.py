@@ -16,4 +16,5 @@ def get_config(arg=''):
   config.model = 'wrn_28_8'
   config.weight_decay = 1e-3
   common.set_fairness(config, small=(400,))
+  common.set_known(config.recipe_args, num_fixed=2500)
   return config

@@ -86,6 +86,14 @@ def base(
   )
 
 
+def set_known(args, **values) -> None:
+  """Sets those `values` that the arguments of a method or recipe have.
+
+  An argument that is zero is not used, and stays so.
+  """
+  args.update({key: value for key, value in values.items() if args.get(key)})
+
+
 def set_fairness(config, small: tuple[int, ...]) -> None:
   """FreeMatch's fairness weight is 0.01 instead of 0.05 at `small` labels."""
   if 'fairness_weight' in config.method_args and config.labels in small:

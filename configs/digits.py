@@ -9,6 +9,16 @@ paper's 0.999, because the run is a thousand times shorter than the paper's.
 
 from configs import common
 
+# What the papers set for runs of a million steps.
+_SHORT = {
+  'decay': 0.99,
+  'warmup_steps': 20,
+  'interval': 10,
+  'uda_warmup_steps': 50,
+  'pretrain_steps': 150,
+  'num_fixed': 100,
+}
+
 
 def get_config(arg=''):
   config = common.base(arg, 'digits', paper_labels=(40, 100, 400))
@@ -25,8 +35,6 @@ def get_config(arg=''):
   config.log_every = 20
   config.eval_every = 50
   config.checkpoint_every = 200
-  if 'decay' in config.method_args:
-    config.method_args.decay = 0.99
-  if 'decay' in config.recipe_args:
-    config.recipe_args.decay = 0.99
+  for args in (config.method_args, config.recipe_args):
+    common.set_known(args, **_SHORT)
   return config

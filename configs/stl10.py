@@ -14,4 +14,5 @@ def get_config(arg=''):
   config.model = 'wrn_37_2'
   config.pad = 12
   common.set_fairness(config, small=(40,))
+  common.set_known(config.recipe_args, num_fixed=1000)
   return config

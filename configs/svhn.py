@@ -14,4 +14,8 @@ def get_config(arg=''):
   config.mean = (0.4380, 0.4440, 0.4730)
   config.std = (0.1751, 0.1771, 0.1744)
   common.set_fairness(config, small=(40, 250, 1000))
+  if 'max_threshold' in config.method_args:  # FreeMatch is held tighter here.
+    config.method_args.update(
+      min_threshold=0.9, max_threshold=0.95, warmup_steps=2049
+    )
   return config

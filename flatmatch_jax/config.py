@@ -60,6 +60,7 @@ def check(config) -> None:
       f'{", ".join(LAYOUTS)}.'
     )
   _check_labels(config)
+  _check_groups(config)
   models.create(config.model, num_classes=2)
   _check_devices(config)
 
@@ -89,6 +90,24 @@ def _check_arguments(config, field, known):
       )
     if name == 'decay' and value >= 1:
       raise UserError(f'config.{field}.{name}={value} must be below 1.')
+
+
+def _check_groups(config):
+  """Each group of a perturbation is a batch of its own."""
+  groups = config.recipe_args.get('groups', 1)
+  if groups < 1:
+    raise UserError(f'config.recipe_args.groups={groups} must be at least 1.')
+  for name in ('batch_size', 'unlabeled_batch_size'):
+    if config[name] % groups:
+      raise UserError(
+        f'config.{name}={config[name]} must be divisible by '
+        f'config.recipe_args.groups={groups}.'
+      )
+  if groups > 1 and config.method.startswith('mpl'):
+    raise UserError(
+      f"config.recipe_args.groups={groups}: MPL's teacher learns from the "
+      'whole batch, which cannot be cut; leave it at 1.'
+    )
 
 
 def _check_labels(config):

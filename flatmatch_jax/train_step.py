@@ -131,7 +131,8 @@ def make_train_step(
       memory = state.perturb
       metrics = {'unlabeled_loss': clean.losses.unlabeled}
     else:
-      parts = views, targets, clean.outputs
+      rows = {k: v for k, v in targets.items() if k != 'feedback'}
+      parts = views, rows, clean.outputs
       if groups == 1:
         worst_grads, memory, metrics = worst_pass(*parts)
       else:

@@ -19,13 +19,15 @@ from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
 
 NUM_CLASSES = 4
-INFO = DatasetInfo(NUM_CLASSES, num_train=50)
+STEPS = 100
+INFO = DatasetInfo(NUM_CLASSES, num_train=50, num_unlabeled=50)
 
 
 class TinyNet(nn.Module):
   """Convolutions and BatchNorm, and next to nothing to compile."""
 
   num_classes: int = NUM_CLASSES
+  heads: tuple[tuple[str, int], ...] = ()
 
   @nn.compact
   def __call__(self, x, train):
@@ -34,41 +36,64 @@ class TinyNet(nn.Module):
       x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
       x = nn.leaky_relu(x)
     x = x.mean((1, 2))
-    return Prediction(nn.Dense(self.num_classes, name='classifier')(x), x, {})
+    return Prediction(
+      logits=nn.Dense(self.num_classes, name='classifier')(x),
+      features=x,
+      heads={name: nn.Dense(n, name=name)(x) for name, n in self.heads},
+    )
 
 
 class Setup:
   """A step of `method` under `recipe` on the tiny network, unjitted parts."""
 
-  def __init__(self, method, recipe='plain', layout='split', **recipe_args):
-    self.model = TinyNet()
-    self.method = methods.create(method) if isinstance(method, str) else method
+  def __init__(
+    self,
+    method,
+    recipe='plain',
+    layout='split',
+    network=TinyNet,
+    **recipe_args,
+  ):
+    self.tx = optimizer.sgd(optimizer.cosine_schedule(0.03, STEPS), 5e-4)
+    if isinstance(method, str):
+      method = methods.create(method, self._context())
+    self.method = method
+    self.model = network(heads=method.heads)
     self.recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
     factory = self.recipe.perturb
     self.perturb = factory and factory(**recipe_args)
-    self.tx = optimizer.sgd(optimizer.cosine_schedule(0.03, 100), 5e-4)
     self.forward = make_forward(self.model, layout)
     self.step = train_step.make_train_step(
       self.forward, self.method, self.tx, self.recipe, self.perturb
     )
 
+  def _context(self):
+    return {
+      'steps': STEPS,
+      'tx': self.tx,
+      'forward': lambda *args: self.forward(*args),
+      'init_network': self._init_network,
+    }
+
+  def _init_network(self, rng):
+    return self.model.init(rng, jnp.zeros((1, 8, 8, 1)), train=True)
+
   def init(self, seed=0):
     rng = jax.random.key(seed)
-    variables = self.model.init(rng, jnp.zeros((1, 8, 8, 1)), train=True)
     return train_step.create_train_state(
-      rng, variables, self.tx, self.method, INFO, self.perturb
+      rng, self._init_network(rng), self.tx, self.method, INFO, self.perturb
     )
 
 
-def make_batch(seed=0, labeled=8, unlabeled=16):
+def make_batch(seed=0, labeled=8, unlabeled=16, views=('weak', 'strong')):
+  """Random images with the unlabeled `views` that the method asks for."""
   keys = iter(jax.random.split(jax.random.key(100 + seed), 8))
   image = lambda n: jax.random.normal(next(keys), (n, 8, 8, 1))
   integer = lambda n, top: jax.random.randint(next(keys), (n,), 0, top)
   return Batch(
     labeled={'weak': image(labeled), 'label': integer(labeled, NUM_CLASSES)},
-    unlabeled={
-      'weak': image(unlabeled),
-      'strong': image(unlabeled),
+    unlabeled={name: image(unlabeled) for name in views}
+    | {
       'index': integer(unlabeled, INFO.num_train),
       'truth': integer(unlabeled, NUM_CLASSES),
     },

@@ -1,15 +1,38 @@
 """The methods by name. To add one: a file beside this one, and a line here."""
 
+from collections.abc import Callable
 import inspect
 
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.methods.dash import dash
 from flatmatch_jax.methods.fixmatch import fixmatch
+from flatmatch_jax.methods.flexmatch import flexmatch
 from flatmatch_jax.methods.freematch import freematch
+from flatmatch_jax.methods.mean_teacher import mean_teacher
+from flatmatch_jax.methods.mixmatch import mixmatch
+from flatmatch_jax.methods.mpl import mpl
+from flatmatch_jax.methods.pi_model import pi_model
+from flatmatch_jax.methods.pseudo_label import pseudo_label
+from flatmatch_jax.methods.remixmatch import remixmatch
+from flatmatch_jax.methods.softmatch import softmatch
 from flatmatch_jax.methods.supervised import supervised
+from flatmatch_jax.methods.uda import uda
+from flatmatch_jax.methods.vat import vat
 
-METHODS = {
+METHODS: dict[str, Callable[..., Method]] = {
   'supervised': supervised,
+  'pseudo_label': pseudo_label,
+  'pi_model': pi_model,
+  'vat': vat,
+  'mean_teacher': mean_teacher,
+  'mixmatch': mixmatch,
+  'remixmatch': remixmatch,
+  'uda': uda,
   'fixmatch': fixmatch,
+  'dash': dash,
+  'mpl': mpl,
+  'flexmatch': flexmatch,
+  'softmatch': softmatch,
   'freematch': freematch,
 }
 

@@ -27,6 +27,8 @@ class Method(NamedTuple):
       scalars, and 'pseudo_labels' where the method guesses labels.
     prepare: (predict, train_state, batch, rng) -> (Views, targets). Outside
       differentiation: guesses labels, mixes images, seeks adversarial noise.
+      Targets are arrays over a batch, by name; but 'feedback', if there is one,
+      may hold anything that `feedback` alone needs.
     init: (rng, variables, DatasetInfo) -> method_state.
     feedback: (before, after, batch, targets) -> method_state. Runs after the
       update, for a teacher that learns from what the student did.

@@ -26,8 +26,15 @@ def freematch(
   fairness_weight: float = 0.05,
   decay: float = 0.999,
   weight: float = 1.0,
+  min_threshold: float = 0.0,
+  max_threshold: float = 1.0,
+  warmup_steps: int = 0,
 ) -> Method:
-  """FreeMatch with self-adaptive thresholds and self-adaptive fairness."""
+  """FreeMatch with self-adaptive thresholds and self-adaptive fairness.
+
+  On SVHN the thresholds are held between two bounds, after `warmup_steps` on
+  labeled images alone that leave the averages where they start.
+  """
 
   def init(rng, variables, info):
     del rng, variables
@@ -38,17 +45,20 @@ def freematch(
     return decay * old + (1 - decay) * new
 
   def loss(student, teacher, targets, state, step):
-    del step
     probs = jax.nn.softmax(teacher['weak'].logits)  # [U, K]
     confidence, guess = probs.max(-1), probs.argmax(-1)  # [U]
     frequency = jax.nn.one_hot(guess, probs.shape[-1]).mean(0)  # [K]
-    state = FreeMatchState(
+    warm = step >= warmup_steps
+    new = FreeMatchState(
       threshold=average(state.threshold, confidence.mean()),
       probs=average(state.probs, probs.mean(0)),
       histogram=average(state.histogram, frequency),
     )
+    state = jax.tree.map(lambda x, old: jnp.where(warm, x, old), new, state)
     thresholds = state.threshold * state.probs / state.probs.max()  # [K]
-    mask = (confidence >= thresholds[guess]).astype(jnp.float32)  # [U]
+    thresholds = jnp.clip(thresholds, min_threshold, max_threshold)
+    selected = warm & (confidence >= thresholds[guess])
+    mask = selected.astype(jnp.float32)  # [U]
 
     labeled = losses.cross_entropy(student['labeled'].logits, targets['label'])
     unlabeled = weight * losses.cross_entropy(

@@ -1,0 +1,59 @@
+"""Unsupervised data augmentation (https://arxiv.org/abs/1904.12848).
+
+Sharpened predictions on the weak view are the targets of the strong view.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from flatmatch_jax import losses
+from flatmatch_jax.methods.base import Method
+from flatmatch_jax.types import Losses, PseudoLabels, UserError
+
+# Annealing of the training signal: from 0 to 1 as training goes from 0 to 1.
+SCHEDULES = {
+  'none': lambda done: jnp.ones_like(done),
+  'linear': lambda done: done,
+  'exp': lambda done: jnp.exp(5 * (done - 1)),
+  'log': lambda done: 1 - jnp.exp(-5 * done),
+}
+
+
+def uda(
+  steps: int,
+  threshold: float = 0.8,
+  temperature: float = 0.4,
+  weight: float = 1.0,
+  tsa: str = 'none',
+) -> Method:
+  """UDA with soft targets where the prediction is confident.
+
+  `tsa` releases the labels of confident labeled images only little by little.
+  """
+  if tsa not in SCHEDULES:
+    raise UserError(
+      f'Unknown tsa={tsa!r} of uda. Known: {", ".join(SCHEDULES)}.'
+    )
+
+  def loss(student, teacher, targets, state, step):
+    logits = teacher['weak'].logits  # [U, K]
+    # Sharp predictions are always confident: the mask takes those before.
+    probs = jax.nn.softmax(logits)
+    mask = (probs.max(-1) >= threshold).astype(jnp.float32)  # [U]
+    target = jax.nn.softmax(logits / temperature)
+    limit = _rescale(SCHEDULES[tsa](step / steps), probs.shape[-1])
+    confidence = jax.nn.softmax(teacher['labeled'].logits).max(-1)  # [B]
+    released = (confidence <= limit).astype(jnp.float32)
+    labeled = losses.cross_entropy(
+      student['labeled'].logits, targets['label'], released
+    )
+    unlabeled = losses.cross_entropy(student['strong'].logits, target, mask)
+    metrics = {'pseudo_labels': PseudoLabels(probs.argmax(-1), mask)}
+    return Losses(labeled, weight * unlabeled), state, metrics
+
+  return Method(loss)
+
+
+def _rescale(share, num_classes):
+  """From 0..1 to 1/K..1: no confidence is below 1/K."""
+  return 1 - (1 - share) * (1 - 1 / num_classes)

@@ -1,0 +1,340 @@
+"""A finished run, used: its error again, and its classes for image files."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+import test_run
+
+from flatmatch_jax import cli, data, evaluate, predict, train
+from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import Workdir
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return test_run.finished_run(tmp_path_factory)[0]
+
+
+@pytest.fixture(scope='module')
+def run(workdir):
+  return train.load_run(Workdir(workdir))
+
+
+@pytest.fixture(scope='module')
+def images():
+  return data.load('digits').test_images[:20]
+
+
+@pytest.fixture(scope='module')
+def classes(run, images):
+  """What the averaged weights say about the arrays."""
+  state = run.state
+  return run.classify(state.ema_params, state.batch_stats, images).argmax(-1)
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+  """Runs a command in this process; returns exit code, stdout, stderr."""
+
+  def call(module, *args):
+    monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, args)])
+    code = 0
+    try:
+      with cli.errors_as_lines():
+        module.main()
+    except SystemExit as end:
+      code = end.code
+    return code, *capfd.readouterr()
+
+  return call
+
+
+@pytest.fixture
+def ready(run, monkeypatch):
+  """Reading a run takes seconds: take the one that is there."""
+  monkeypatch.setattr(train, 'load_run', lambda files, which='latest': run)
+
+
+def rows_of(text):
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+def save_all(images, folder):
+  folder.mkdir(exist_ok=True)
+  for number, image in enumerate(images):
+    Image.fromarray(image[..., 0]).save(folder / f'{number:02}.png')
+
+
+def assert_line(code, stderr, *named):
+  assert code == 2
+  assert stderr.splitlines()[-1].startswith('error: ')
+  assert 'Traceback' not in stderr
+  for words in named:
+    assert str(words) in stderr
+
+
+# Evaluate.
+
+
+@pytest.mark.parametrize('which', ['latest', 'best'])
+def test_evaluate_agrees_with_the_log(call, workdir, which):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  rows = [row for row in map(json.loads, lines) if 'error' in row]
+  chosen = rows[-1]
+  if which == 'best':
+    # Of equally good ones the last is kept.
+    chosen = min(reversed(rows), key=lambda row: row['error'])
+    assert chosen is not rows[-1], 'choose a seed whose last is not its best'
+  code, stdout, _ = call(evaluate, '--workdir', workdir, '--checkpoint', which)
+  assert code == 0
+  assert stdout == (
+    f'step {chosen["step"]}: test error {chosen["error"]!r}% '
+    f'(raw weights {chosen["error_raw"]!r}%) on 360 images\n'
+  )
+
+
+def test_unknown_checkpoint_is_refused(call, workdir):
+  code, _, stderr = call(
+    evaluate, '--workdir', workdir, '--checkpoint', 'first'
+  )
+  assert_line(code, stderr, "'first'", 'latest', 'best')
+
+
+# Predict.
+
+
+def test_process_gives_files_the_classes_of_arrays(
+  workdir, images, classes, tmp_path
+):
+  """The real program on files and folders, one of them no image."""
+  save_all(images[:10], tmp_path / 'folder')
+  deep = tmp_path / 'folder' / 'deep' / 'deeper'
+  deep.mkdir(parents=True)
+  Image.fromarray(images[10, ..., 0]).save(deep / 'UPPER.PNG')
+  (deep / 'notes.txt').write_text('not for the network')
+  single = tmp_path / 'without-extension'
+  Image.fromarray(images[11, ..., 0]).save(single, format='PNG')
+  broken = tmp_path / 'broken.png'
+  broken.write_text('not an image')
+  out = tmp_path / 'preds.csv'
+  done = subprocess.run(
+    [sys.executable, '-m', 'flatmatch_jax.predict']
+    + [f'--workdir={workdir}', f'--out={out}']
+    + [str(path) for path in (tmp_path / 'folder', broken, single)],
+    cwd=test_run.ROOT,
+    env=test_run.environment(workdir.parent),
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'Traceback' not in done.stderr
+  assert done.stderr.count('skipped') == 1
+  assert str(broken) in done.stderr
+  rows = rows_of(out.read_text())
+  files = [tmp_path / 'folder' / f'{n:02}.png' for n in range(10)]
+  files += [deep / 'UPPER.PNG', single]
+  assert [row['file'] for row in rows] == list(map(str, files))
+  assert [int(row['class']) for row in rows] == classes[:12].tolist()
+  assert [row['label'] for row in rows] == [str(c) for c in classes[:12]]
+  assert all(0.1 <= float(row['confidence']) <= 1 for row in rows)
+  assert '12 predictions' in done.stdout
+  assert not list(tmp_path.glob('*.tmp'))
+
+
+def test_predictions_go_to_standard_output(
+  call, ready, workdir, images, classes, tmp_path
+):
+  save_all(images, tmp_path)
+  code, stdout, stderr = call(predict, '--workdir', workdir, tmp_path)
+  assert (code, stderr) == (0, '')
+  assert [int(row['class']) for row in rows_of(stdout)] == classes.tolist()
+
+
+def test_more_images_than_a_batch(
+  call, ready, workdir, images, classes, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(predict, '_BATCH', 8)
+  save_all(images, tmp_path)
+  (tmp_path / '03x.png').write_text('not an image')
+  code, stdout, stderr = call(predict, '--workdir', workdir, tmp_path)
+  assert code == 0
+  assert '03x.png' in stderr
+  assert [int(row['class']) for row in rows_of(stdout)] == classes.tolist()
+
+
+def opaque(grey):
+  return Image.fromarray(grey).convert('RGBA')
+
+
+def sixteen_bit(grey):
+  return Image.fromarray(grey.astype(np.uint16) * 257)
+
+
+def palette(grey):
+  image = Image.fromarray(grey).convert('P')
+  assert image.mode == 'P'
+  return image
+
+
+def transparent(grey):
+  """Black ink whose alpha makes `grey` on white paper."""
+  rgba = np.zeros((*grey.shape, 4), np.uint8)
+  rgba[..., 3] = 255 - grey
+  return Image.fromarray(rgba)
+
+
+@pytest.mark.parametrize(
+  ('make', 'extension', 'tolerance'),
+  [
+    (lambda grey: Image.fromarray(grey).convert('RGB'), 'png', 0),
+    (opaque, 'png', 0),
+    (palette, 'png', 0),
+    (palette, 'gif', 0),
+    (sixteen_bit, 'png', 0),
+    (sixteen_bit, 'tif', 0),
+    (lambda grey: Image.fromarray(grey).convert('LA'), 'png', 0),
+    (transparent, 'png', 1),
+    (Image.fromarray, 'bmp', 0),
+    (Image.fromarray, 'jpg', 48),
+  ],
+)
+def test_modes_and_formats_mean_the_same_image(
+  images, tmp_path, make, extension, tolerance
+):
+  grey = images[0, ..., 0]
+  path = tmp_path / f'image.{extension}'
+  options = {'quality': 100} if extension == 'jpg' else {}
+  make(grey).save(path, **options)
+  found = predict.read(path, (8, 8, 1))
+  assert found.shape == (8, 8, 1)
+  assert found.dtype == np.uint8
+  difference = found[..., 0].astype(int) - grey
+  assert np.abs(difference).max() <= tolerance
+
+
+@pytest.mark.parametrize('size', [(8, 8), (17, 8), (8, 17), (1, 1), (100, 3)])
+@pytest.mark.parametrize('shape', [(8, 8, 1), (32, 32, 3)])
+def test_odd_sizes_are_fitted(tmp_path, size, shape):
+  path = tmp_path / 'image.png'
+  Image.new('RGB', size, (200, 200, 200)).save(path)
+  found = predict.read(path, shape)
+  assert found.shape == shape
+  assert np.all(found == 200)
+
+
+def test_the_centre_is_kept(tmp_path):
+  """An image twice as wide loses its left and right quarters."""
+  wide = np.zeros((8, 16), np.uint8)
+  wide[:, 4:12] = 255
+  Image.fromarray(wide).save(tmp_path / 'wide.png')
+  assert np.all(predict.read(tmp_path / 'wide.png', (8, 8, 1)) == 255)
+
+
+def test_photos_are_turned_upright(images, tmp_path):
+  grey = images[0, ..., 0]
+  exif = Image.Exif()
+  exif[0x0112] = 3  # Turned by 180 degrees.
+  Image.fromarray(grey[::-1, ::-1]).save(tmp_path / 'turned.png', exif=exif)
+  found = predict.read(tmp_path / 'turned.png', (8, 8, 1))
+  np.testing.assert_array_equal(found[..., 0], grey)
+
+
+@pytest.mark.parametrize(
+  'content', [b'', b'not an image', b'\x89PNG\r\n\x1a\n' + bytes(20)]
+)
+def test_unreadable_files_are_named(tmp_path, content):
+  path = tmp_path / 'image.png'
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=r'image\.png'):
+    predict.read(path, (8, 8, 1))
+
+
+def test_truncated_image_is_unreadable(images, tmp_path):
+  path = tmp_path / 'image.png'
+  Image.fromarray(images[0, ..., 0]).save(path)
+  path.write_bytes(path.read_bytes()[:-30])
+  with pytest.raises(UserError, match=r'image\.png'):
+    predict.read(path, (8, 8, 1))
+
+
+def test_none_readable_is_an_error(call, ready, workdir, tmp_path):
+  (tmp_path / 'a.png').write_text('not an image')
+  out = tmp_path / 'preds.csv'
+  code, _, stderr = call(predict, '--workdir', workdir, tmp_path, '--out', out)
+  assert_line(code, stderr, 'a.png', 'None of the files')
+  assert os.listdir(tmp_path) == ['a.png']
+
+
+def test_unwritable_out_is_an_error(call, ready, workdir, images, tmp_path):
+  save_all(images[:1], tmp_path / 'images')
+  out = tmp_path / 'missing' / 'preds.csv'
+  code, _, stderr = call(
+    predict, '--workdir', workdir, tmp_path / 'images', '--out', out
+  )
+  assert_line(code, stderr, out)
+
+
+def test_out_that_is_a_folder_is_an_error(
+  call, ready, workdir, images, tmp_path
+):
+  save_all(images[:1], tmp_path / 'images')
+  code, _, stderr = call(
+    predict, '--workdir', workdir, tmp_path / 'images', '--out', tmp_path
+  )
+  assert_line(code, stderr, tmp_path)
+  assert not pathlib.Path(f'{tmp_path}.tmp').exists()
+
+
+def test_existing_out_survives_a_failure(call, ready, workdir, tmp_path):
+  (tmp_path / 'a.png').write_text('not an image')
+  out = tmp_path / 'preds.csv'
+  out.write_text('of last week')
+  call(predict, '--workdir', workdir, tmp_path, '--out', out)
+  assert out.read_text() == 'of last week'
+
+
+def test_missing_path_is_an_error(call, workdir, tmp_path):
+  missing = tmp_path / 'missing.png'
+  code, _, stderr = call(predict, '--workdir', workdir, missing)
+  assert_line(code, stderr, missing)
+  assert stderr.count('\n') == 1
+
+
+def test_folder_without_images_is_an_error(call, workdir, tmp_path):
+  code, _, stderr = call(predict, '--workdir', workdir, tmp_path)
+  assert_line(code, stderr, tmp_path, '.png', '.jpg')
+  assert stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('module', [evaluate, predict])
+def test_missing_workdir_is_an_error(call, images, tmp_path, module):
+  save_all(images[:1], tmp_path / 'images')
+  missing = tmp_path / 'missing'
+  paths = [tmp_path / 'images'] if module is predict else []
+  code, _, stderr = call(module, '--workdir', missing, *paths)
+  assert_line(code, stderr, missing)
+  assert stderr.count('\n') == 1
+  assert not missing.exists()
+
+
+@pytest.mark.parametrize('empty_folder', [False, True])
+def test_workdir_without_checkpoints_is_an_error(
+  call, workdir, tmp_path, empty_folder
+):
+  """A run that was killed before it saved for the first time."""
+  for name in ('config.json', 'dataset.json'):
+    (tmp_path / name).write_text((workdir / name).read_text())
+  if empty_folder:
+    (tmp_path / 'checkpoints').mkdir()
+  code, _, stderr = call(evaluate, '--workdir', tmp_path)
+  assert_line(code, stderr, tmp_path / 'checkpoints')
+  assert stderr.count('\n') == 1

@@ -1,0 +1,537 @@
+"""Runs of the real program: their files, and that they resume exactly."""
+
+from concurrent import futures
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from flatmatch_jax import data, train
+from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax.data import splits
+from flatmatch_jax.workdir import Workdir
+
+ROOT = pathlib.Path(__file__).parent.parent
+STEPS = 16
+TINY = (
+  f'--config.steps={STEPS}',
+  '--config.model=wrn_10_1',
+  '--config.batch_size=8',
+  '--config.unlabeled_batch_size=16',
+  '--config.eval_batch_size=100',
+  '--config.log_every=2',
+  '--config.eval_every=4',
+  '--config.checkpoint_every=3',
+)
+# Has both kinds of state: FreeMatch's averages and the buffer of gradients.
+# With this seed the first evaluation is the best.
+CONFIG = f'--config={ROOT}/configs/digits.py:method=flatmatch_e,seed=1'
+
+# Runs main.py and stops the process, as Ctrl-Z would, after a number of steps:
+# then the test can send its signal without a race.
+STOPPING = """
+import os, runpy, signal, sys
+from flatmatch_jax import logging
+
+left = int(sys.argv[1])
+step = logging.Progress.step
+
+def stop(self):
+  global left
+  step(self)
+  left -= 1
+  if not left:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+logging.Progress.step = stop
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+def environment(folder, tensorflow=False):
+  """One device, and programs compiled once for all processes.
+
+  TensorFlow takes seconds to load; without it there are no TensorBoard events,
+  and nothing else may change.
+  """
+  absent = folder / 'absent' / 'tensorflow'
+  absent.mkdir(parents=True, exist_ok=True)
+  (absent / '__init__.py').write_text("raise ImportError('no tensorflow')\n")
+  paths = [str(ROOT)] if tensorflow else [str(absent.parent), str(ROOT)]
+  return os.environ | {
+    'JAX_NUM_CPU_DEVICES': '1',
+    'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+    'PYTHONPATH': os.pathsep.join(paths),
+  }
+
+
+def command(workdir, *args, config=CONFIG):
+  return [str(ROOT / 'main.py'), config, *TINY, f'--workdir={workdir}', *args]
+
+
+def run(folder, args, tensorflow=False):
+  """A process of this Python from start to end."""
+  return subprocess.run(
+    [sys.executable, *args],
+    cwd=folder,
+    env=environment(folder, tensorflow),
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+
+
+def run_on_terminal(folder, args):
+  """The same on a terminal; returns the exit code and what it showed."""
+  master, slave = pty.openpty()
+  size = struct.pack('HHHH', 40, 200, 0, 0)
+  fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
+  process = subprocess.Popen(
+    [sys.executable, *args],
+    cwd=folder,
+    env=environment(folder),
+    stdin=slave,
+    stdout=slave,
+    stderr=slave,
+  )
+  os.close(slave)
+  shown = b''
+  with contextlib.suppress(OSError):  # Linux ends a terminal with an error.
+    while chunk := os.read(master, 4096):
+      shown += chunk
+  os.close(master)
+  return process.wait(timeout=600), shown.decode()
+
+
+def interrupt(folder, args, steps, number):
+  """Sends a signal to a run that took `steps`; its exit code and stderr."""
+  with subprocess.Popen(
+    [sys.executable, '-c', STOPPING, str(steps), *args],
+    cwd=folder,
+    env=environment(folder),
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  ) as process:
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), process.stderr.read()
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+    _, stderr = process.communicate(timeout=600)
+  return process.returncode, stderr
+
+
+def finished_run(tmp_path_factory):
+  """A finished run, made once for all test modules: folder and stderr."""
+  folder = tmp_path_factory.getbasetemp()
+  workdir, log = folder / 'finished', folder / 'finished.log'
+  if not log.exists():
+    done = run(folder, command(workdir), tensorflow=True)
+    assert done.returncode == 0, done.stderr
+    log.write_text(done.stderr)
+  return workdir, log.read_text()
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  return finished_run(tmp_path_factory)[0]
+
+
+@pytest.fixture(scope='module')
+def final_state(finished):
+  return train.load_run(Workdir(finished)).state
+
+
+def hashes(workdir):
+  return {
+    str(path.relative_to(workdir)): hashlib.sha256(
+      path.read_bytes()
+    ).hexdigest()
+    for path in sorted(workdir.rglob('*'))
+    if path.is_file()
+  }
+
+
+def rows_of(workdir):
+  text = (workdir / 'metrics.jsonl').read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def saved_steps(workdir):
+  """Complete checkpoints; unfinished ones have other names."""
+  names = (path.name for path in (workdir / 'checkpoints').iterdir())
+  return sorted(int(name) for name in names if name.isdigit())
+
+
+def assert_same_run(workdir, finished, final_state):
+  """Bit by bit: the whole state, the log, and the errors of the result."""
+  state = train.load_run(Workdir(workdir)).state
+  assert int(state.step) == STEPS
+  raw = lambda state: jax.tree.leaves_with_path(
+    state.replace(rng=jax.random.key_data(state.rng))
+  )
+  for (path, ours), (_, theirs) in zip(
+    raw(state), raw(final_state), strict=True
+  ):
+    name = jax.tree_util.keystr(path)
+    assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes(), name
+  ours, theirs = (w / 'metrics.jsonl' for w in (workdir, finished))
+  assert ours.read_bytes() == theirs.read_bytes()
+  ours, theirs = (
+    json.loads((w / 'result.json').read_text()) for w in (workdir, finished)
+  )
+  for key in theirs.keys() - {'seconds', 'images_per_second'}:
+    assert ours[key] == theirs[key], key
+
+
+# A finished run.
+
+
+def test_result_has_its_fields(finished):
+  result = json.loads((finished / 'result.json').read_text())
+  errors = [row['error'] for row in rows_of(finished) if 'error' in row]
+  expected = {
+    'dataset': 'digits',
+    'method': 'flatmatch_e',
+    'labels': 40,
+    'seed': 1,
+    'split_seed': 0,
+    'steps': STEPS,
+    'error_last': errors[-1],
+    'error_median20': float(np.median(errors)),
+    'error_best': min(errors),
+  }
+  assert result.keys() == expected.keys() | {'seconds', 'images_per_second'}
+  assert {key: result[key] for key in expected} == expected
+  assert result['seconds'] > 0
+  assert result['images_per_second'] > 0
+
+
+def test_errors_are_percent_of_the_test_images(finished):
+  """16 steps teach next to nothing: a fraction would be below one."""
+  for row in rows_of(finished):
+    for key in {'error', 'error_raw'} & row.keys():
+      assert 1 < row[key] <= 100
+      wrong = row[key] * 360 / 100
+      assert wrong == pytest.approx(round(wrong), abs=1e-9)
+
+
+def test_metrics_hold_the_diagnostics(finished):
+  rows = rows_of(finished)
+  assert [row['step'] for row in rows] == list(range(2, STEPS + 1, 2))
+  diagnostics = {
+    'labeled_loss',
+    'unlabeled_loss',
+    'worst_loss',
+    'gradient_norm',
+    'used_fraction',
+    'pseudo_label_accuracy',
+    'threshold',
+    'class_histogram',
+    'learning_rate',
+  }
+  for row in rows:
+    assert diagnostics <= row.keys()
+    evaluated = row['step'] % 4 == 0
+    assert ({'error', 'error_raw'} <= row.keys()) == evaluated
+    assert len(row['class_histogram']) == 10
+    assert sum(row['class_histogram']) == pytest.approx(1)
+    assert 0 <= row['used_fraction'] <= 1
+    cosine = 0.03 * np.cos(7 * np.pi / 16 * (row['step'] - 1) / STEPS)
+    assert row['learning_rate'] == pytest.approx(cosine, rel=1e-5)
+
+
+def test_description_files(finished):
+  config = json.loads((finished / 'config.json').read_text())
+  assert config['method'] == 'flatmatch_e'
+  assert config['steps'] == STEPS
+  assert config['recipe_args']['rho'] == 0.05
+  found = json.loads((finished / 'versions.json').read_text())
+  assert found['jax'] == jax.__version__
+  assert found['numpy'] == np.__version__
+
+
+def test_split_is_the_drawn_one(finished):
+  split = json.loads((finished / 'split.json').read_text())
+  labels = data.load('digits').train_labels
+  assert split['labeled'] == splits.balanced(labels, 40, 0, 10).tolist()
+  assert split['split_seed'] == 0
+  assert split['per_class'] == [4] * 10
+
+
+def test_tensorboard_shows_the_metrics(finished):
+  from tensorboard.backend.event_processing import event_accumulator
+  from tensorboard.util import tensor_util
+
+  events = event_accumulator.EventAccumulator(
+    str(finished / 'tensorboard'), size_guidance={'tensors': 0}
+  )
+  events.Reload()
+  shown = {
+    tag: {
+      event.step: float(tensor_util.make_ndarray(event.tensor_proto))
+      for event in events.Tensors(tag)
+    }
+    for tag in events.Tags()['tensors']
+  }
+  logged = {}
+  for row in rows_of(finished):
+    for key, value in row.items():
+      if isinstance(value, float):
+        logged.setdefault(key, {})[row['step']] = float(np.float32(value))
+  assert {'labeled_loss', 'worst_loss', 'error', 'error_raw'} <= logged.keys()
+  assert shown.pop('images_per_second').keys() == logged['labeled_loss'].keys()
+  assert shown == logged
+
+
+def test_log_has_a_line_per_interval(tmp_path_factory):
+  _, log = finished_run(tmp_path_factory)
+  assert '\r' not in log
+  shown = re.findall(rf'^.* step (\d+)/{STEPS} .*$', log, re.M)
+  assert [int(step) for step in shown] == list(range(2, STEPS + 1, 2))
+  for line in re.findall(rf'^.* step \d+/{STEPS} .*$', log, re.M):
+    assert re.search(
+      r'\bloss -?[\d.]+ .*\d+ images/s, \d+:\d\d:\d\d left', line
+    )
+  assert 'The labeled images stay in the unlabeled pool' in log
+
+
+def test_latest_and_best_checkpoints_are_kept(finished):
+  errors = {r['step']: r['error'] for r in rows_of(finished) if 'error' in r}
+  steps = saved_steps(finished)
+  assert steps[-1] == STEPS
+  best = train.load_run(Workdir(finished), 'best').state
+  assert int(best.step) in steps
+  assert errors[int(best.step)] == min(errors.values())
+
+
+def saved(directory, errors):
+  """Saves a number at each step of `errors`, and reads what is there."""
+  checkpoints = Checkpoints(directory)
+  for step, error in errors.items():
+    checkpoints.save(step, {'x': np.float32(step)}, 0.0, error)
+  checkpoints.close()
+  steps = sorted(int(path.name) for path in directory.iterdir())
+  checkpoints = Checkpoints(directory, read_only=True)
+  found = steps, checkpoints.step_of('latest'), checkpoints.step_of('best')
+  checkpoints.close()
+  return found
+
+
+@pytest.mark.parametrize(
+  ('errors', 'kept', 'best'),
+  [
+    ({1: 9.0, 2: 5.0, 3: 7.0, 4: 8.0, 5: 6.0}, [2, 4, 5], 2),
+    ({1: 5.0, 2: None, 3: None, 4: None}, [1, 3, 4], 1),
+    ({1: 9.0, 2: 8.0, 3: 7.0}, [2, 3], 3),
+    ({1: None, 2: 9.0, 3: None, 4: 9.5, 5: None}, [2, 4, 5], 2),
+  ],
+)
+def test_policy_of_checkpoints(tmp_path, errors, kept, best):
+  found = saved(tmp_path / 'checkpoints', errors)
+  assert found == (kept, max(errors), best)
+
+
+# One run through all that can happen to it, and second starts of finished ones.
+
+
+class Stop(NamedTuple):
+  """How a process ended, and a copy of the workdir as it left it."""
+
+  code: int
+  stderr: str
+  then: pathlib.Path
+
+
+def live_through(folder, workdir):
+  """Kills a run, goes on, terminates it, goes on, presses Ctrl-C, goes on.
+
+  The start after SIGTERM has other values of the fields that may change, and
+  the last start is on a terminal. Returns the stops by signal, and the output
+  of the last start.
+  """
+  free = ('--config.checkpoint_every=50', '--config.data_dir=/elsewhere')
+  starts = (
+    (signal.SIGKILL, 9, ()),  # Before that step is saved.
+    (signal.SIGTERM, 4, ()),
+    (signal.SIGINT, 3, free),
+  )
+  stops = {}
+  for number, steps, args in starts:
+    found = interrupt(folder, command(workdir, *args), steps, number)
+    then = folder / f'after-{number.name}'
+    shutil.copytree(workdir, then)
+    stops[number] = Stop(*found, then)
+  code, shown = run_on_terminal(folder, command(workdir))
+  assert code == 0, shown
+  return stops, shown
+
+
+@pytest.fixture(scope='module')
+def jobs(folder, finished):
+  """All further processes, two at a time: mostly they start up, on one core.
+
+  They come after `finished`, which fills the cache of compiled programs.
+  """
+  shutil.copytree(finished, folder / 'again')
+  shutil.copytree(finished, folder / 'no-result')
+  (folder / 'no-result' / 'result.json').unlink()
+  labels = data.load('digits').train_labels
+  chosen = splits.balanced(labels, 20, 7, 10).tolist()
+  (folder / 'mine.json').write_text(json.dumps(chosen))
+  from_file = command(
+    folder / 'from-file',
+    '--config.steps=2',
+    f'--config.labels_file={folder / "mine.json"}',
+    config=f'--config={ROOT}/configs/digits.py:method=supervised',
+  )
+  with futures.ThreadPoolExecutor(2) as pool:
+    yield {
+      'lived': pool.submit(live_through, folder, folder / 'lived'),
+      'again': pool.submit(run, folder, command(folder / 'again')),
+      'no-result': pool.submit(run, folder, command(folder / 'no-result')),
+      'from-file': pool.submit(run, folder, from_file),
+    }
+
+
+def test_kill_leaves_the_last_checkpoint(jobs):
+  stop = jobs['lived'].result()[0][signal.SIGKILL]
+  assert stop.code == -signal.SIGKILL
+  assert not (stop.then / 'result.json').exists()
+  # The one of step 6 may be lost, being written; that of 4 may not.
+  last = saved_steps(stop.then)[-1]
+  assert last in (4, 6)
+  # There is a row that the next start has to forget.
+  assert rows_of(stop.then)[-1]['step'] > last
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_says_so(jobs, number):
+  stop = jobs['lived'].result()[0][number]
+  assert stop.code == 128 + number
+  assert 'Traceback' not in stop.stderr
+  step = int(re.search(r'step (\d+) is saved', stop.stderr)[1])
+  assert saved_steps(stop.then)[-1] == step
+  assert 'same command' in stop.stderr
+  assert not (stop.then / 'result.json').exists()
+
+
+def test_every_start_goes_on_from_the_last_checkpoint(jobs):
+  stops, shown = jobs['lived'].result()
+  said = [stops[signal.SIGTERM].stderr, stops[signal.SIGINT].stderr, shown]
+  for stop, next_said in zip(stops.values(), said, strict=True):
+    start = saved_steps(stop.then)[-1]
+    assert f'Going on from step {start} of {STEPS}' in next_said
+
+
+def test_resume_is_exact(jobs, folder, finished, final_state):
+  """After kill -9, SIGTERM and Ctrl-C the same bits as without them."""
+  jobs['lived'].result()
+  assert_same_run(folder / 'lived', finished, final_state)
+
+
+def test_seconds_add_up_over_starts(jobs, folder):
+  """The time before the signal counts, or resumed runs would look fast."""
+  stops, _ = jobs['lived'].result()
+  seconds = [seconds_of(stop.then) for stop in stops.values()]
+  result = json.loads((folder / 'lived' / 'result.json').read_text())
+  seconds.append(result['seconds'])
+  assert seconds == sorted(seconds)
+
+
+def seconds_of(workdir):
+  step = saved_steps(workdir)[-1]
+  clock = workdir / 'checkpoints' / str(step) / 'clock' / 'metadata'
+  return json.loads(clock.read_text())['seconds']
+
+
+def test_terminal_shows_a_bar(jobs):
+  stops, shown = jobs['lived'].result()
+  bars = [line for line in re.split(r'[\r\n]+', shown) if '%|' in line]
+  start = saved_steps(stops[signal.SIGINT].then)[-1]
+  assert f' {start}/{STEPS} ' in bars[0]
+  assert f' {STEPS}/{STEPS} ' in bars[-1]
+  assert re.search(r'\d+ images/s', bars[-1])
+  assert re.search(r'loss -?\d', bars[-1])
+  assert re.search(r'error% \d', bars[-1])
+  assert re.search(r'\d\d:\d\d<', bars[-1])  # Time taken < time left.
+  assert not re.search(rf'step \d+/{STEPS}', shown)  # No lines beside it.
+
+
+def test_run_without_tensorflow_says_so(jobs):
+  stops, _ = jobs['lived'].result()
+  assert 'No TensorBoard events: no tensorflow' in stops[signal.SIGINT].stderr
+
+
+def test_finished_run_is_not_trained_again(jobs, folder, finished):
+  done = jobs['again'].result()
+  assert done.returncode == 0, done.stderr
+  result = json.loads((finished / 'result.json').read_text())
+  assert f'test error {result["error_last"]:.2f}% last' in done.stderr
+  assert not re.search(rf'step \d+/{STEPS}', done.stderr)
+  assert hashes(folder / 'again') == hashes(finished)
+
+
+def test_kill_before_the_result_loses_nothing(
+  jobs, folder, finished, final_state
+):
+  """The last checkpoint is there; the result can be made from the log."""
+  done = jobs['no-result'].result()
+  assert done.returncode == 0, done.stderr
+  assert_same_run(folder / 'no-result', finished, final_state)
+
+
+def test_another_config_is_refused(folder, finished):
+  before = hashes(finished)
+  args = command(finished, '--config.steps=20', '--config.recipe_args.rho=0.1')
+  done = run(folder, args)
+  assert done.returncode == 2
+  assert done.stderr.startswith('error: ')
+  assert done.stderr.count('\n') == 1
+  assert f'steps ({STEPS} there, 20 now)' in done.stderr
+  assert 'recipe_args.rho (0.05 there, 0.1 now)' in done.stderr
+  assert str(finished) in done.stderr
+  assert hashes(finished) == before
+
+
+def test_labels_are_read_from_a_file(jobs, folder):
+  done = jobs['from-file'].result()
+  assert done.returncode == 0, done.stderr
+  chosen = json.loads((folder / 'mine.json').read_text())
+  split = json.loads((folder / 'from-file' / 'split.json').read_text())
+  assert split['labeled'] == chosen
+  assert split['source'] == str(folder / 'mine.json')
+  assert split['split_seed'] is None
+  result = json.loads((folder / 'from-file' / 'result.json').read_text())
+  assert result['labels'] == 20
+
+
+def test_split_of_another_run_is_a_labels_file(jobs, folder):
+  jobs['from-file'].result()
+  config = Workdir(folder / 'finished').config()
+  config.labels_file = str(folder / 'from-file' / 'split.json')
+  labeled = train.choose_labeled(config, data.load('digits'))
+  assert labeled.tolist() == json.loads((folder / 'mine.json').read_text())

@@ -1,0 +1,206 @@
+"""The files of a run: whole or not at all, and cut back to a checkpoint."""
+
+import json
+import math
+import os
+import pathlib
+
+import ml_collections
+import pytest
+
+from flatmatch_jax import workdir
+from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import Workdir
+
+
+@pytest.fixture
+def files(tmp_path):
+  files = Workdir(str(tmp_path / 'run'))
+  files.path.mkdir()
+  return files
+
+
+def strict_rows(files):
+  """metrics.jsonl as a reader sees it who knows JSON, but not JavaScript."""
+
+  def refuse(constant):
+    raise AssertionError(f'{constant} is not JSON')
+
+  text = (files.path / 'metrics.jsonl').read_text()
+  return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_write_replaces_whole_files(files):
+  files.write('result.json', {'error_last': 3.5})
+  files.write('result.json', {'error_last': 2.5})
+  assert files.read('result.json') == {'error_last': 2.5}
+  assert os.listdir(files.path) == ['result.json']
+
+
+def test_writing_makes_the_folders(tmp_path):
+  files = Workdir(str(tmp_path / 'runs' / 'first'))
+  files.write('config.json', {})
+  assert files.read('config.json') == {}
+
+
+def test_failed_write_leaves_the_old_file(files, monkeypatch):
+  """As if the disk were full, or the process killed, before the end."""
+  files.write('result.json', {'error_last': 3.5})
+
+  def fail(descriptor):
+    raise OSError('No space left on device')
+
+  monkeypatch.setattr(os, 'fsync', fail)
+  with pytest.raises(OSError, match='No space'):
+    files.write('result.json', {'error_last': 2.5})
+  assert files.read('result.json') == {'error_last': 3.5}
+
+
+def test_content_is_on_disk_before_the_name(files, monkeypatch):
+  happened = []
+  fsync, replace = os.fsync, pathlib.Path.replace
+
+  def noted_fsync(descriptor):
+    happened.append('fsync')
+    fsync(descriptor)
+
+  def noted_replace(self, target):
+    happened.append('replace')
+    return replace(self, target)
+
+  monkeypatch.setattr(os, 'fsync', noted_fsync)
+  monkeypatch.setattr(pathlib.Path, 'replace', noted_replace)
+  files.write('result.json', {})
+  assert happened == ['fsync', 'replace']
+
+
+def test_metrics_of_a_new_run_are_empty(files):
+  assert files.metrics() == []
+  files.cut_metrics(0)
+  assert files.metrics() == []
+
+
+def test_cut_metrics_keeps_bytes_up_to_the_step(files):
+  for step in range(2, 13, 2):
+    files.append_metrics({'step': step, 'loss': step / 7, 'list': [0.1, 1e-9]})
+  path = files.path / 'metrics.jsonl'
+  lines = path.read_bytes().splitlines(keepends=True)
+  files.cut_metrics(12)
+  assert path.read_bytes() == b''.join(lines)
+  files.cut_metrics(7)  # A checkpoint between two rows.
+  assert path.read_bytes() == b''.join(lines[:3])
+  files.cut_metrics(0)
+  assert path.read_bytes() == b''
+
+
+@pytest.mark.parametrize('cut', [1, 10, -2, -1])
+def test_half_written_last_line_is_dropped_or_completed(files, cut):
+  for step in (2, 4, 6):
+    files.append_metrics({'step': step, 'loss': 0.5, 'error': 10.0})
+  path = files.path / 'metrics.jsonl'
+  whole = path.read_bytes()
+  last = whole.splitlines(keepends=True)[-1]
+  path.write_bytes(whole[: -len(last)] + last[:cut])
+  complete = cut == -1  # Only the end of the line is missing.
+  steps = [2, 4, 6] if complete else [2, 4]
+  assert [row['step'] for row in files.metrics()] == steps
+  files.cut_metrics(6)
+  files.append_metrics({'step': 8})
+  assert [row['step'] for row in strict_rows(files)] == [*steps, 8]
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_becomes_null(files, value):
+  row = {'step': 2, 'accuracy': value, 'histogram': [0.5, value], 'loss': 1.5}
+  files.append_metrics(row)
+  expected = row | {'accuracy': None, 'histogram': [0.5, None]}
+  assert strict_rows(files) == [expected]
+  files.cut_metrics(2)
+  assert strict_rows(files) == [expected]
+
+
+def test_missing_and_broken_files_are_named(files):
+  with pytest.raises(UserError, match=r'has no config\.json'):
+    files.read('config.json')
+  (files.path / 'config.json').write_text('{"steps": 1')
+  with pytest.raises(UserError, match=r'config\.json is not valid JSON'):
+    files.config()
+
+
+def config(**changes):
+  fields = {
+    'steps': 600,
+    'data_dir': '',
+    'checkpoint_every': 200,
+    'mean': (0.5, 0.25),
+    'method_args': {'decay': 0.99, 'weight': 1.0},
+  }
+  return ml_collections.ConfigDict(fields | changes)
+
+
+def test_the_same_config_is_accepted(files):
+  files.check_config(config())  # A new folder takes any.
+  files.write('config.json', workdir.as_dict(config()))
+  files.check_config(config())
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'data_dir': '/elsewhere'},
+    {'checkpoint_every': 7},
+    {'data_dir': '/elsewhere', 'checkpoint_every': 7},
+  ],
+)
+def test_where_and_how_often_may_change(files, changes):
+  files.write('config.json', workdir.as_dict(config()))
+  files.check_config(config(**changes))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'named'),
+  [
+    ({'steps': 700}, ['steps (600 there, 700 now)']),
+    ({'mean': (0.5, 0.5)}, ['mean ([0.5, 0.25] there, [0.5, 0.5] now)']),
+    (
+      {'method_args': {'decay': 0.9, 'weight': 1.0}},
+      ['method_args.decay (0.99 there, 0.9 now)'],
+    ),
+    (
+      {'method_args': {'decay': 0.99, 'threshold': 0.95}},
+      [
+        'method_args.threshold (absent there, 0.95 now)',
+        'method_args.weight (1.0 there, absent now)',
+      ],
+    ),
+    (
+      {'steps': 5, 'data_dir': '/x', 'method_args': {'weight': 2.0}},
+      [
+        'method_args.decay (0.99 there, absent now)',
+        'method_args.weight (1.0 there, 2.0 now)',
+        'steps (600 there, 5 now)',
+      ],
+    ),
+  ],
+)
+def test_another_config_is_refused_by_its_fields(files, changes, named):
+  files.write('config.json', workdir.as_dict(config()))
+  with pytest.raises(UserError) as error:
+    files.check_config(config(**changes))
+  message = str(error.value)
+  assert f'another config: {", ".join(named)}. ' in message
+  assert str(files.path) in message
+  assert '\n' not in message
+
+
+def test_config_survives_the_file(files):
+  files.write('config.json', workdir.as_dict(config()))
+  read = files.config()
+  assert read.method_args.decay == 0.99
+  assert list(read.mean) == [0.5, 0.25]
+
+
+def test_versions_name_what_computes():
+  found = workdir.versions()
+  assert {'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'} <= set(found)
+  assert all(isinstance(version, str) for version in found.values())
