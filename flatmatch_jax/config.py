@@ -103,11 +103,6 @@ def _check_groups(config):
         f'config.{name}={config[name]} must be divisible by '
         f'config.recipe_args.groups={groups}.'
       )
-  if groups > 1 and config.method.startswith('mpl'):
-    raise UserError(
-      f"config.recipe_args.groups={groups}: MPL's teacher learns from the "
-      'whole batch, which cannot be cut; leave it at 1.'
-    )
 
 
 def _check_labels(config):
