@@ -22,7 +22,8 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from configs import cifar10
-from flatmatch_jax import recipes, sharding, train
+from flatmatch_jax import program as program_lib
+from flatmatch_jax import recipes, sharding
 from flatmatch_jax.data import resident, sources
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.methods import METHODS
@@ -52,10 +53,12 @@ def compile_step(method, recipe, layout, model, batch_size):
   data = resident.place(dataset, np.arange(40), True, everywhere)
   if recipes.RECIPES[recipe].fixed:
     data = resident.add_fixed(data, np.arange(40, 100), labels[40:100])
-  program = train.create(
+  program = program_lib.create(
     config, DatasetInfo(10, NUM_IMAGES, NUM_IMAGES), (32, 32, 3)
   )
-  sample = train.make_sample(config, program.views, sharding.over_batch(mesh))
+  sample = program_lib.make_sample(
+    config, program.views, sharding.over_batch(mesh)
+  )
   state = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
   step = lambda state, data: program.step(state, sample(data, state))
   began = time.perf_counter()

@@ -5,7 +5,7 @@ python -m flatmatch_jax.evaluate --workdir DIR [--checkpoint best]
 
 import argparse
 
-from flatmatch_jax import classify, cli, data, train
+from flatmatch_jax import classify, cli, data, program
 from flatmatch_jax.workdir import Workdir
 
 
@@ -18,7 +18,7 @@ def main():
   parser.add_argument('--data_dir', help='TFDS folder, if it has moved')
   args = parser.parse_args()
 
-  run = train.load_run(Workdir(args.workdir), args.checkpoint)
+  run = program.load_run(Workdir(args.workdir), args.checkpoint)
   dataset = data.load(run.config.dataset, args.data_dir or run.config.data_dir)
   errors = classify.errors(
     run.classify, run.state, dataset.test_images, dataset.test_labels

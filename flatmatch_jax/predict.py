@@ -15,7 +15,7 @@ import sys
 import numpy as np
 from PIL import Image, ImageOps
 
-from flatmatch_jax import cli, train
+from flatmatch_jax import cli, program
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -67,7 +67,9 @@ def _on_white(image):
   return Image.alpha_composite(paper, image)
 
 
-def predict(run: train.Run, files: list[pathlib.Path], write_row) -> list[str]:
+def predict(
+  run: program.Run, files: list[pathlib.Path], write_row
+) -> list[str]:
   """Calls `write_row(file, class name, class, confidence)` for each image.
 
   Returns the complaints about files that could not be read.
@@ -104,7 +106,7 @@ def main():
   args = parser.parse_args()
 
   files = find(args.paths)
-  run = train.load_run(Workdir(args.workdir), args.checkpoint)
+  run = program.load_run(Workdir(args.workdir), args.checkpoint)
   temporary = pathlib.Path(f'{args.out}.tmp')
   try:
     output = temporary.open('w', newline='') if args.out else sys.stdout

@@ -1,92 +1,19 @@
 """Training from a config: the one long function, read from top to bottom."""
 
-import functools
-import statistics
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import (
-  forward,
-  interrupt,
-  logging,
-  methods,
-  models,
-  optimizer,
-  plots,
-  recipes,
-  sharding,
-  train_step,
-)
+from flatmatch_jax import interrupt, logging, plots, results, sharding
+from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, splits
 from flatmatch_jax.types import DatasetInfo, TrainState
 from flatmatch_jax.workdir import Workdir, as_dict, versions
-
-
-class Program(NamedTuple):
-  """What a config means, as functions."""
-
-  init: Any  # (rng) -> TrainState
-  step: Any  # (TrainState, Batch) -> (TrainState, metrics)
-  pretrain_step: Any  # The same before labels are fixed; else None.
-  clean_losses: Any  # (TrainState, Batch) -> Losses; None for plain recipes.
-  classify: Any  # (params, batch_stats, images) -> probabilities
-  views: tuple[str, ...]
-  schedule: optax.Schedule
-
-
-def create(config, info: DatasetInfo, image_shape) -> Program:
-  """Builds model, method, recipe and optimizer."""
-  method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
-  recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
-  schedule = optimizer.cosine_schedule(config.learning_rate, config.steps)
-  tx = optimizer.sgd(schedule, config.weight_decay)
-  context = {
-    'steps': config.steps,
-    'tx': tx,
-    # Bound below: the network has the heads that the method asks for.
-    'forward': lambda *args: run_network(*args),
-    'init_network': lambda rng: init_network(rng),
-  }
-  method = methods.create(method_name, context, **config.method_args)
-  model = models.create(
-    config.model, info.num_classes, config.bn_momentum, method.heads
-  )
-  run_network: forward.Forward = forward.make_forward(model, config.batch_norm)
-  make_step = functools.partial(
-    train_step.make_train_step,
-    run_network,
-    method,
-    tx,
-    ema_decay=config.ema_decay,
-  )
-
-  def init_network(rng):
-    return model.init(rng, jnp.zeros((1, *image_shape)), train=True)
-
-  def init(rng):
-    return train_step.create_train_state(
-      rng, init_network(rng), tx, method, info, perturb
-    )
-
-  return Program(
-    init=init,
-    step=make_step(recipe=recipe, perturb=perturb),
-    pretrain_step=make_step() if recipe.fixed else None,
-    clean_losses=perturb and train_step.make_clean_losses(run_network, method),
-    classify=classify_lib.make_classifier(
-      model, config.mean, config.std, config.eval_batch_size
-    ),
-    views=method.views,
-    schedule=schedule,
-  )
 
 
 def train_and_evaluate(config, workdir: str) -> TrainState:
@@ -96,8 +23,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   files = Workdir(workdir)
   files.check_config(config)
   if files.has('result.json'):
-    logging.say(f'Finished before. {describe_result(files)}')
-    return load_run(files).state
+    logging.say(f'Finished before. {results.describe(files)}')
+    return program_lib.load_run(files).state
 
   # Data.
   dataset = data_lib.load(config.dataset, config.data_dir)
@@ -114,8 +41,10 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_images), len(data.unlabeled)
   )
-  program = create(config, info, dataset.train_images.shape[1:])
-  sample = make_sample(config, program.views, sharding.over_batch(mesh))
+  program = program_lib.create(config, info, dataset.train_images.shape[1:])
+  sample = program_lib.make_sample(
+    config, program.views, sharding.over_batch(mesh)
+  )
   init = jax.jit(program.init, out_shardings=everywhere)
   state = init(jax.random.key(config.seed))
 
@@ -172,7 +101,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       if row:
         progress.write(step, row)
       error = row.get('error')
-      best = error is not None and error <= min(test_errors(files))
+      best = error is not None and error <= min(results.test_errors(files))
       if best or last or request.signal or step % config.checkpoint_every == 0:
         checkpoints.save(step, state, seconds(), error)
       if request.signal:
@@ -192,9 +121,9 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     f'{config.method} on {config.dataset}, {len(labeled)} labels',
     files.path / 'curves.png',
   )
-  result = summarize(config, files, labeled, seconds(), speed)
+  result = results.summarize(config, files, labeled, seconds(), speed)
   files.write('result.json', result)
-  logging.say(describe_result(files))
+  logging.say(results.describe(files))
   return state
 
 
@@ -238,45 +167,6 @@ def add_fixed(config, files, program, dataset, labeled, state, data):
       f'{chosen["accuracy"]}% of them are right.'
     )
   return resident.add_fixed(data, chosen['index'], chosen['label'])
-
-
-class Run(NamedTuple):
-  """A run read back from its folder."""
-
-  config: Any
-  dataset: dict[str, Any]  # The content of dataset.json.
-  state: TrainState
-  classify: Any
-
-
-def load_run(files: Workdir, which: str = 'latest') -> Run:
-  """The 'latest' or 'best' checkpoint of a run, ready to classify."""
-  config, dataset = files.config(), files.read('dataset.json')
-  info = DatasetInfo(
-    len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
-  )
-  program = create(config, info, dataset['image_shape'])
-  everywhere = sharding.replicated(sharding.make_mesh())
-  like = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
-  checkpoints = Checkpoints(files.checkpoints, read_only=True)
-  state, _ = checkpoints.restore(checkpoints.step_of(which), like)
-  checkpoints.close()
-  return Run(config, dataset, state, program.classify)
-
-
-def make_sample(config, views, batch_sharding):
-  """Returns `sample(data, state) -> Batch` for the state's step."""
-  draw = resident.make_sampler(
-    config.batch_size,
-    config.unlabeled_batch_size,
-    views,
-    config.pad,
-    config.flip,
-    config.mean,
-    config.std,
-    batch_sharding,
-  )
-  return lambda data, state: draw(data, train_step.step_keys(state)[0])
 
 
 def choose_labeled(config, dataset):
@@ -323,37 +213,4 @@ def write_description(files: Workdir, config, dataset, labeled) -> None:
     f'{config.method} on {config.dataset}: {len(labeled)} labeled images, '
     f'{pool} unlabeled, {len(dataset.test_images)} for testing. The labeled '
     f'images {includes} the unlabeled pool.'
-  )
-
-
-def test_errors(files: Workdir) -> list[float]:
-  return [row['error'] for row in files.metrics() if 'error' in row]
-
-
-def summarize(config, files, labeled, seconds, speed) -> dict:
-  """The content of result.json; errors of the averaged weights, in percent."""
-  errors = test_errors(files)
-  return {
-    'dataset': config.dataset,
-    'method': config.method,
-    'labels': len(labeled),
-    'seed': config.seed,
-    'split_seed': config.split_seed,
-    'steps': config.steps,
-    'error_last': errors[-1],
-    'error_median20': statistics.median(errors[-20:]),
-    'error_best': min(errors),
-    'seconds': round(seconds, 1),
-    'images_per_second': round(speed, 1),
-  }
-
-
-def describe_result(files: Workdir) -> str:
-  result = files.read('result.json')
-  return (
-    f'{result["method"]} on {result["dataset"]} with {result["labels"]} '
-    f'labels: test error {result["error_last"]:.2f}% last, '
-    f'{result["error_median20"]:.2f}% median of the last 20 evaluations, '
-    f'{result["error_best"]:.2f}% best, in {result["seconds"]:.0f} s. '
-    f'See {files.path}.'
   )

@@ -19,7 +19,7 @@ from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
 
 NUM_CLASSES = 4
-STEPS = 100
+STEPS = 1000
 INFO = DatasetInfo(NUM_CLASSES, num_train=50, num_unlabeled=50)
 
 

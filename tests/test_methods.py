@@ -1,6 +1,6 @@
 """The methods that ask for consistency, against their papers in numpy."""
 
-from conftest import NUM_CLASSES, STEPS, Setup, make_batch
+from conftest import NUM_CLASSES, Setup, make_batch
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,7 @@ from flatmatch_jax import losses, methods
 from flatmatch_jax.methods.vat import curvature, unit
 from flatmatch_jax.types import Prediction, UserError
 
+STEPS = 100
 B, U = 5, 12
 LABELS = np.arange(B) % NUM_CLASSES
 

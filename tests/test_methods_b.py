@@ -230,7 +230,8 @@ def test_softmatch_guesses_before_alignment():
 def test_softmatch_survives_a_variance_of_nothing():
   method = methods.create('softmatch')
   uniform = jnp.full(NUM_CLASSES, 1 / NUM_CLASSES)
-  state = SoftMatchState(uniform, jnp.asarray(1.0), jnp.asarray(0.0))
+  # All are equally confident, and none below the mean: 0/0.
+  state = SoftMatchState(uniform, jnp.asarray(0.1), jnp.asarray(0.0))
   losses, *_ = call(method, np.zeros((12, NUM_CLASSES), np.float32), state)
   assert np.isfinite(losses.unlabeled)
 

@@ -13,7 +13,7 @@ from PIL import Image
 import pytest
 import test_run
 
-from flatmatch_jax import cli, data, evaluate, predict, train
+from flatmatch_jax import cli, data, evaluate, predict, program
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -25,7 +25,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(workdir):
-  return train.load_run(Workdir(workdir))
+  return program.load_run(Workdir(workdir))
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +60,7 @@ def call(monkeypatch, capfd):
 @pytest.fixture
 def ready(run, monkeypatch):
   """Reading a run takes seconds: take the one that is there."""
-  monkeypatch.setattr(train, 'load_run', lambda files, which='latest': run)
+  monkeypatch.setattr(program, 'load_run', lambda files, which='latest': run)
 
 
 def rows_of(text):

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 
-from flatmatch_jax import data, train
+from flatmatch_jax import data, program, train
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import splits
 from flatmatch_jax.workdir import Workdir
@@ -162,7 +162,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def final_state(finished):
-  return train.load_run(Workdir(finished)).state
+  return program.load_run(Workdir(finished)).state
 
 
 def hashes(workdir):
@@ -188,7 +188,7 @@ def saved_steps(workdir):
 
 def assert_same_run(workdir, finished, final_state):
   """Bit by bit: the whole state, the log, and the errors of the result."""
-  state = train.load_run(Workdir(workdir)).state
+  state = program.load_run(Workdir(workdir)).state
   assert int(state.step) == STEPS
   raw = lambda state: jax.tree.leaves_with_path(
     state.replace(rng=jax.random.key_data(state.rng))
@@ -323,7 +323,7 @@ def test_latest_and_best_checkpoints_are_kept(finished):
   errors = {r['step']: r['error'] for r in rows_of(finished) if 'error' in r}
   steps = saved_steps(finished)
   assert steps[-1] == STEPS
-  best = train.load_run(Workdir(finished), 'best').state
+  best = program.load_run(Workdir(finished), 'best').state
   assert int(best.step) in steps
   assert errors[int(best.step)] == min(errors.values())
 

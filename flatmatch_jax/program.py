@@ -1,0 +1,121 @@
+"""What a config means, as functions; and a run read back from its folder."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from flatmatch_jax import (
+  classify,
+  forward,
+  methods,
+  models,
+  optimizer,
+  recipes,
+  sharding,
+  train_step,
+)
+from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax.data import resident
+from flatmatch_jax.types import DatasetInfo, TrainState
+from flatmatch_jax.workdir import Workdir
+
+
+class Program(NamedTuple):
+  """What a config means, as functions."""
+
+  init: Any  # (rng) -> TrainState
+  step: Any  # (TrainState, Batch) -> (TrainState, metrics)
+  pretrain_step: Any  # The same before labels are fixed; else None.
+  clean_losses: Any  # (TrainState, Batch) -> Losses; None for plain recipes.
+  classify: Any  # (params, batch_stats, images) -> probabilities
+  views: tuple[str, ...]
+  schedule: optax.Schedule
+
+
+def create(config, info: DatasetInfo, image_shape) -> Program:
+  """Builds model, method, recipe and optimizer."""
+  method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
+  recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
+  schedule = optimizer.cosine_schedule(config.learning_rate, config.steps)
+  tx = optimizer.sgd(schedule, config.weight_decay)
+  context = {
+    'steps': config.steps,
+    'tx': tx,
+    # Bound below: the network has the heads that the method asks for.
+    'forward': lambda *args: run_network(*args),
+    'init_network': lambda rng: init_network(rng),
+  }
+  method = methods.create(method_name, context, **config.method_args)
+  model = models.create(
+    config.model, info.num_classes, config.bn_momentum, method.heads
+  )
+  run_network: forward.Forward = forward.make_forward(model, config.batch_norm)
+  make_step = functools.partial(
+    train_step.make_train_step,
+    run_network,
+    method,
+    tx,
+    ema_decay=config.ema_decay,
+  )
+
+  def init_network(rng):
+    return model.init(rng, jnp.zeros((1, *image_shape)), train=True)
+
+  def init(rng):
+    return train_step.create_train_state(
+      rng, init_network(rng), tx, method, info, perturb
+    )
+
+  return Program(
+    init=init,
+    step=make_step(recipe=recipe, perturb=perturb),
+    pretrain_step=make_step() if recipe.fixed else None,
+    clean_losses=perturb and train_step.make_clean_losses(run_network, method),
+    classify=classify.make_classifier(
+      model, config.mean, config.std, config.eval_batch_size
+    ),
+    views=method.views,
+    schedule=schedule,
+  )
+
+
+def make_sample(config, views, batch_sharding):
+  """Returns `sample(data, state) -> Batch` for the state's step."""
+  draw = resident.make_sampler(
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
+    config.pad,
+    config.flip,
+    config.mean,
+    config.std,
+    batch_sharding,
+  )
+  return lambda data, state: draw(data, train_step.step_keys(state)[0])
+
+
+class Run(NamedTuple):
+  """A run read back from its folder."""
+
+  config: Any
+  dataset: dict[str, Any]  # The content of dataset.json.
+  state: TrainState
+  classify: Any
+
+
+def load_run(files: Workdir, which: str = 'latest') -> Run:
+  """The 'latest' or 'best' checkpoint of a run, ready to classify."""
+  config, dataset = files.config(), files.read('dataset.json')
+  info = DatasetInfo(
+    len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
+  )
+  program = create(config, info, dataset['image_shape'])
+  everywhere = sharding.replicated(sharding.make_mesh())
+  like = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
+  checkpoints = Checkpoints(files.checkpoints, read_only=True)
+  state, _ = checkpoints.restore(checkpoints.step_of(which), like)
+  checkpoints.close()
+  return Run(config, dataset, state, program.classify)
