@@ -10,7 +10,7 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from flatmatch_jax import cli, train
+from flatmatch_jax import cli, program, train
 from flatmatch_jax import config as config_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -32,7 +32,7 @@ def start(monkeypatch, *args):
   def work(*args):
     raise AssertionError('work has begun')
 
-  monkeypatch.setattr(train, 'create', work)
+  monkeypatch.setattr(program, 'create', work)
   with cli.errors_as_lines():
     cli.set_default_config(ROOT / 'configs' / 'digits.py')
     cli.parse_flags(sys.argv)
