@@ -40,14 +40,14 @@ def parse_flags(argv: list[str]) -> list[str]:
   except flags.Error as error:
     # ml_collections wraps an error inside a config file in its traceback.
     raise UserError(str(error).rsplit('UserError: ')[-1].strip()) from None
-  except AttributeError as error:  # An override of a field that is not there.
-    field = re.search(r'\w+', str(error))
+  except (AttributeError, KeyError) as error:  # No such field to override.
+    field = re.findall(r"[\w.]+(?=')|(?<=: )[\w.]+", str(error))
     # Once more without overrides, to see what could have been written.
     sys.argv = [arg for arg in sys.argv if not arg.startswith('--config.')]
     flags.FLAGS(sys.argv)
     known = ', '.join(_fields(flags.FLAGS['config'].value))
     raise UserError(
-      f'The config has no field {field and field[0]!r}. Known fields: {known}.'
+      f'The config has no field {field[-1] if field else str(error)!r}. Known fields: {known}.'
     ) from None
   if len(rest) > 1:
     raise UserError(

@@ -54,6 +54,10 @@ def check(config) -> None:
     raise UserError(
       f'config.weight_decay={config.weight_decay} must not be negative.'
     )
+  if config.pad < 0:
+    raise UserError(
+      f'config.pad={config.pad} must not be negative; 0 does not shift.'
+    )
   if config.batch_norm not in LAYOUTS:
     raise UserError(
       f'Unknown config.batch_norm={config.batch_norm!r}. Known: '

@@ -102,5 +102,11 @@ def objection(method: str, recipe: str, has_unlabeled: bool) -> str | None:
   if recipe == 'plain' or uses == has_unlabeled:
     return None
   if uses:
-    return f'{recipe} moves the unlabeled loss, and {method} has none'
-  return f'{recipe} leaves out the unlabeled loss, and {method} lives by it'
+    return (
+      f'{recipe} moves the unlabeled loss, and {method} has none; take a '
+      'semi-supervised method'
+    )
+  return (
+    f'{recipe} leaves out the unlabeled loss, and {method} lives by it; take '
+    f'{recipe} alone'
+  )

@@ -12,7 +12,7 @@ from flatmatch_jax import interrupt, logging, plots, results, sharding
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, splits
-from flatmatch_jax.types import DatasetInfo, TrainState
+from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir, as_dict, versions
 
 
@@ -173,10 +173,20 @@ def choose_labeled(config, dataset):
   """Indices of the labeled images: drawn, or read from a file."""
   classes = len(dataset.class_names)
   if config.labels_file:
-    return splits.read(config.labels_file, dataset.train_labels, classes)
-  return splits.balanced(
-    dataset.train_labels, config.labels, config.split_seed, classes
-  )
+    labeled = splits.read(config.labels_file, dataset.train_labels, classes)
+  else:
+    labeled = splits.balanced(
+      dataset.train_labels, config.labels, config.split_seed, classes
+    )
+  if not config.unlabeled_includes_labeled and len(labeled) == len(
+    dataset.train_images
+  ):
+    raise UserError(
+      f'All {len(labeled)} images are labeled, and with '
+      'config.unlabeled_includes_labeled=False none is left in the unlabeled '
+      'pool; set it to true, or take fewer labels.'
+    )
+  return labeled
 
 
 def write_description(files: Workdir, config, dataset, labeled) -> None:

@@ -71,6 +71,8 @@ class Workdir:
 
   def check_config(self, config) -> None:
     """Raises UserError if the folder belongs to a run of another config."""
+    if self.path.exists() and not self.path.is_dir():
+      raise UserError(f'--workdir {self.path} is a file; name a folder.')
     if not self.has('config.json'):
       return
     there, here = _flatten(self.read('config.json')), _flatten(as_dict(config))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.data import randaugment
+from flatmatch_jax.types import UserError
 
 
 def weak(key, images, pad, flip):
@@ -21,7 +22,7 @@ def weak(key, images, pad, flip):
   """
   size, height, width, _ = images.shape
   if not 0 <= pad < min(height, width):
-    raise ValueError(
+    raise UserError(
       f'Reflection by {pad} of images of {height} x {width}; choose a pad '
       'from 0 to below the smaller side.'
     )

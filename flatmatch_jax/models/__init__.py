@@ -17,14 +17,12 @@ def create(name: str, num_classes: int, bn_momentum: float = 0.999, heads=()):
   if match is None:
     raise UserError(f'Unknown model {name!r}. Known: {_KNOWN}.')
   depth, width = map(int, match.groups())
+  strides: tuple[int, ...] = (1, 2, 2)
+  blocks, rest = divmod(depth - 4, 6)
   if depth == 37:  # 1 stem + 4 stages of 4 blocks of 2 + 4 shortcuts.
-    blocks = 4
-    strides: tuple[int, ...] = (2, 2, 2, 2)
-  else:
-    blocks, rest = divmod(depth - 4, 6)
-    strides = (1, 2, 2)
-    if rest or blocks < 1 or width < 1:
-      raise UserError(f'There is no model {name!r}. Known: {_KNOWN}.')
+    blocks, rest, strides = 4, 0, (2, 2, 2, 2)
+  if rest or blocks < 1 or width < 1:
+    raise UserError(f'There is no model {name!r}. Known: {_KNOWN}.')
   return WideResNet(
     num_classes,
     blocks=blocks,
