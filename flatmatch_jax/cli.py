@@ -41,13 +41,15 @@ def parse_flags(argv: list[str]) -> list[str]:
     # ml_collections wraps an error inside a config file in its traceback.
     raise UserError(str(error).rsplit('UserError: ')[-1].strip()) from None
   except (AttributeError, KeyError) as error:  # No such field to override.
-    field = re.findall(r"[\w.]+(?=')|(?<=: )[\w.]+", str(error))
+    text = str(error)
+    match = re.search(r'lookup: ([\w.]+)', text) or re.search(r'(\w+)', text)
+    field = match[1] if match else text
     # Once more without overrides, to see what could have been written.
     sys.argv = [arg for arg in sys.argv if not arg.startswith('--config.')]
     flags.FLAGS(sys.argv)
     known = ', '.join(_fields(flags.FLAGS['config'].value))
     raise UserError(
-      f'The config has no field {field[-1] if field else str(error)!r}. Known fields: {known}.'
+      f'The config has no field {field!r}. Known fields: {known}.'
     ) from None
   if len(rest) > 1:
     raise UserError(
