@@ -106,6 +106,8 @@ def main():
   args = parser.parse_args()
 
   files = find(args.paths)
+  if args.out and pathlib.Path(args.out).is_dir():
+    raise UserError(f'--out {args.out} is a folder; name a CSV file.')
   run = program.load_run(Workdir(args.workdir), args.checkpoint)
   temporary = pathlib.Path(f'{args.out}.tmp')
   try:
@@ -119,6 +121,8 @@ def main():
   for complaint in complaints:
     print(f'skipped: {complaint}', file=sys.stderr)
   if len(complaints) == len(files):
+    if args.out:
+      temporary.unlink()
     raise UserError('None of the files could be read as an image.')
   if args.out:
     temporary.replace(args.out)

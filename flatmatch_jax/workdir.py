@@ -109,12 +109,7 @@ class Workdir:
 
   def append_metrics(self, row: dict) -> None:
     """Adds a row; what is not a number becomes null, as JSON has no NaN."""
-    row = {
-      key: None
-      if isinstance(value, float) and not math.isfinite(value)
-      else value
-      for key, value in row.items()
-    }
+    row = {key: _finite(value) for key, value in row.items()}
     with (self.path / 'metrics.jsonl').open('a') as file:
       file.write(json.dumps(row) + '\n')
 
@@ -132,6 +127,14 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed'
   return found
+
+
+def _finite(value):
+  if isinstance(value, list):
+    return [_finite(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value
 
 
 def _flatten(tree, prefix=''):

@@ -67,11 +67,11 @@ WRONG = {
   'recipe without a method': ([file(arg='method=+flatmatch')], METHODS),
   'supervised+flatmatch': (
     [file(arg='method=supervised+flatmatch')],
-    ["'supervised+flatmatch'", 'semi-supervised'],
+    ["'supervised+flatmatch'", 'no meaning', 'supervised'],
   ),
   'supervised+flatmatch_e': (
     [file(arg='method=supervised+flatmatch_e')],
-    ["'supervised+flatmatch_e'", 'semi-supervised'],
+    ["'supervised+flatmatch_e'", 'no meaning', 'supervised'],
   ),
   'dataset': (['--config.dataset=mnist'], ["'mnist'", *DATASETS]),
   'key': ([file(arg='label=40')], ["'label=40'", *KEYS]),

@@ -41,7 +41,6 @@ TINY = (
   '--config.checkpoint_every=3',
 )
 # Has both kinds of state: FreeMatch's averages and the buffer of gradients.
-# With this seed the first evaluation is the best, so that it has to survive.
 CONFIG = f'--config={ROOT}/configs/digits.py:method=flatmatch_e,seed=1'
 
 # Runs main.py and stops the process, as Ctrl-Z would, after a number of steps:
