@@ -31,8 +31,8 @@ def check(config) -> None:
   _check_arguments(config, 'method_args', methods.arguments(method))
   _check_arguments(config, 'recipe_args', recipes.arguments(recipe))
   context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
-  has_unlabeled = bool(methods.create(method, context).views)
-  if reason := recipes.objection(method, recipe, has_unlabeled):
+  made = methods.create(method, context, **config.method_args)
+  if reason := recipes.objection(method, recipe, bool(made.views)):
     raise UserError(f'{config.method!r} has no meaning: {reason}.')
   for name in _POSITIVE:
     if config[name] < 1:

@@ -42,7 +42,11 @@ def create_train_state(
     opt_state=tx.init(params),
     ema_params=jax.tree.map(jnp.copy, params),
     perturb=() if perturb is None else perturb.init(params),
-    method=method.init(rng, variables, info),
+    # Strongly typed, as the step returns it: else jit would compile twice.
+    method=jax.tree.map(
+      lambda x: jax.lax.convert_element_type(x, x.dtype),
+      method.init(rng, variables, info),
+    ),
     rng=rng,
   )
 

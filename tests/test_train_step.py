@@ -17,7 +17,9 @@ from flatmatch_jax.types import Losses
 
 def gradient(function):
   """Compiled: operation by operation, each would be compiled alone."""
-  return jax.jit(jax.grad(function), static_argnums=(1,))
+  return lambda params, *static: jax.jit(
+    lambda params: jax.grad(function)(params, *static)
+  )(params)
 
 
 def trees_equal(a, b):
