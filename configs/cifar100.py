@@ -1,6 +1,6 @@
 """CIFAR-100 with WRN-28-8, as in Table 1 of the paper.
 
-python main.py --config configs/cifar100.py --workdir runs/
+python main.py --config configs/cifar100.py --workdir runs/cifar100
 python main.py --config configs/cifar100.py:method=flatmatch_e,labels=10000
 """
 

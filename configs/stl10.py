@@ -1,6 +1,6 @@
 """STL-10 at 96×96 with WRN-37-2, as in Table 1 of the paper.
 
-python main.py --config configs/stl10.py --workdir runs/
+python main.py --config configs/stl10.py --workdir runs/stl10
 python main.py --config configs/stl10.py:method=flatmatch_e,labels=1000
 """
 

@@ -1,6 +1,6 @@
 """SVHN (train and extra) with WRN-28-2, as in Table 1 of the paper.
 
-  python main.py --config configs/svhn.py --workdir runs/
+  python main.py --config configs/svhn.py --workdir runs/svhn
   python main.py --config configs/svhn.py:labels=1000 --config.flip=false
 
 Digits are flipped by default, as in the code behind the published numbers.

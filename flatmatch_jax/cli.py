@@ -19,6 +19,9 @@ def errors_as_lines():
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
+  except KeyboardInterrupt:
+    print('Stopped by Ctrl-C.', file=sys.stderr)
+    sys.exit(130)
 
 
 def set_default_config(path: pathlib.Path) -> None:

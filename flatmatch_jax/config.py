@@ -63,7 +63,10 @@ def check(config) -> None:
       f'Unknown config.batch_norm={config.batch_norm!r}. Known: '
       f'{", ".join(LAYOUTS)}.'
     )
+  if not 0 <= config.seed < 2**32:
+    raise UserError(f'config.seed={config.seed} must lie in [0, 2**32).')
   _check_labels(config)
+  _check_fixed(config)
   _check_groups(config)
   models.create(config.model, num_classes=2)
   _check_devices(config)
@@ -88,11 +91,13 @@ def _check_arguments(config, field, known):
       f'Known: {", ".join(known) or "none"}.'
     )
   for name, value in config[field].items():
-    if isinstance(value, float) and not 0 <= value < math.inf:
+    if isinstance(value, (int, float)) and not 0 <= value < math.inf:
       raise UserError(
         f'config.{field}.{name}={value} must be finite and not negative.'
       )
-    if name == 'decay' and value >= 1:
+    if name in ('temperature', 'interval', 'uda_warmup_steps') and not value:
+      raise UserError(f'config.{field}.{name}={value} must be positive.')
+    if name.endswith('decay') and value >= 1:
       raise UserError(f'config.{field}.{name}={value} must be below 1.')
 
 
@@ -107,6 +112,19 @@ def _check_groups(config):
         f'config.{name}={config[name]} must be divisible by '
         f'config.recipe_args.groups={groups}.'
       )
+
+
+def _check_fixed(config):
+  """Labels must be fixed within the run, or it is another method's."""
+  args = config.recipe_args
+  if 'num_fixed' not in args or config.labels == 'all' or config.labels_file:
+    return
+  fixes = config.labels < args.num_fixed
+  if fixes and not 1 <= args.pretrain_steps < config.steps:
+    raise UserError(
+      f'config.recipe_args.pretrain_steps={args.pretrain_steps} must be at '
+      f'least 1 and below config.steps={config.steps}: labels are fixed then.'
+    )
 
 
 def _check_labels(config):

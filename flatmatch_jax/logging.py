@@ -28,6 +28,7 @@ class Progress:
     self._workdir, self._steps, self._images = workdir, steps, images
     self._tensorboard = _tensorboard_writer(workdir)
     self._bar = None
+    self._shown: dict[str, float] = {}
     if sys.stderr.isatty():
       self._bar = tqdm(
         initial=step, total=steps, unit='step', dynamic_ncols=True
@@ -68,7 +69,9 @@ class Progress:
       'used': scalars.get('used_fraction'),
       'error%': scalars.get('error'),
     }
-    parts = [f'{k} {v:.3f}' for k, v in shown.items() if v is not None]
+    # The last error stays in sight between evaluations.
+    self._shown |= {k: v for k, v in shown.items() if v is not None}
+    parts = [f'{k} {v:.3f}' for k, v in self._shown.items()]
     if self._bar is not None:
       self._bar.set_postfix_str(' '.join([*parts, f'{speed:.0f} images/s']))
       return

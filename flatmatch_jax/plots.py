@@ -30,7 +30,7 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
       {
         'labeled_loss': 'labeled, at θ',
         'unlabeled_loss': 'unlabeled, at θ',
-        'worst_loss': 'unlabeled, at θ + ε',
+        'worst_loss': 'worst row, at θ + ε',
       },
     ),
     (

@@ -61,7 +61,10 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   # One compiled function: sample, augment, differentiate, update.
   def compile_step(step_function):
     return compile_and_tell(
-      lambda state, data: step_function(state, sample(data, state)), state, data
+      lambda state, data: step_function(state, sample(data, state)),
+      state,
+      data,
+      everywhere,
     )
 
   look = jax.jit(
@@ -74,6 +77,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress(files, start, config.steps, images)
 
+  pending = None
   with interrupt.stop_requests() as request:
     for step in range(start + 1, config.steps + 1):
       if step > fix_at and (train is None or step == fix_at + 1):
@@ -90,7 +94,9 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       if logs and program.clean_losses:
         row['unlabeled_loss'] = look(state, data).unlabeled
       state, metrics = train(state, data)
-      metrics['labeled_loss'].block_until_ready()
+      if pending is not None:  # The device is at most one step behind.
+        pending.block_until_ready()
+      pending = metrics['labeled_loss']
       progress.step()
       if logs:
         row |= metrics | {'learning_rate': program.schedule(step - 1)}
@@ -116,21 +122,22 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       'The same command goes on from there.'
     )
     raise SystemExit(128 + (request.signal or 0))
+  result = results.summarize(config, files, labeled, seconds(), speed)
+  files.write('result.json', result)
   plots.curves(
     files.metrics(),
     f'{config.method} on {config.dataset}, {len(labeled)} labels',
     files.path / 'curves.png',
   )
-  result = results.summarize(config, files, labeled, seconds(), speed)
-  files.write('result.json', result)
   logging.say(results.describe(files))
   return state
 
 
-def compile_and_tell(function, state, data):
-  """Compiles a step that may overwrite its state."""
+def compile_and_tell(function, state, data, sharding):
+  """Compiles a step that overwrites its state and leaves it where it was."""
   began = time.perf_counter()
-  compiled = jax.jit(function, donate_argnums=0).lower(state, data).compile()
+  jitted = jax.jit(function, donate_argnums=0, out_shardings=sharding)
+  compiled = jitted.lower(state, data).compile()
   flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
   logging.say(
     f'Step compiled in {time.perf_counter() - began:.1f} s: '
@@ -191,31 +198,36 @@ def choose_labeled(config, dataset):
 
 def write_description(files: Workdir, config, dataset, labeled) -> None:
   """What the run is, for people, for evaluate and for predict."""
-  files.write('config.json', as_dict(config))
-  files.write('versions.json', versions())
-  files.write(
-    'split.json',
-    splits.to_json(
+  pool = len(dataset.train_images)
+  if not config.unlabeled_includes_labeled:
+    pool -= len(labeled)
+  description = {
+    'split.json': splits.to_json(
       labeled,
       dataset.train_labels,
       len(dataset.class_names),
       None if config.labels_file else config.split_seed,
       config.labels_file or 'drawn',
     ),
-  )
-  pool = len(dataset.train_images)
-  if not config.unlabeled_includes_labeled:
-    pool -= len(labeled)
-  files.write(
-    'dataset.json',
-    {
+    'dataset.json': {
       'class_names': list(dataset.class_names),
       'image_shape': list(dataset.train_images.shape[1:]),
       'num_train': len(dataset.train_images),
       'num_unlabeled': pool,
       'num_test': len(dataset.test_images),
     },
-  )
+  }
+  for name, content in description.items():
+    if files.has(name) and files.read(name) != content:
+      raise UserError(
+        f'{files.path} holds a run on other data: {name} there differs from '
+        'what config.data_dir and config.labels_file give now. Use another '
+        '--workdir, or the same data to go on.'
+      )
+  files.write('config.json', as_dict(config))
+  files.write('versions.json', versions())
+  for name, content in description.items():
+    files.write(name, content)
   includes = (
     'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
   )
