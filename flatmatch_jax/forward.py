@@ -13,11 +13,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.types import Outputs, PyTree, Views
+from flatmatch_jax.types import Outputs, PyTree
 
 LAYOUTS = ('joint', 'clean_strong', 'split')
 
-Forward = Callable[[PyTree, PyTree, Views], tuple[Outputs, PyTree]]
+# (params, batch_stats, views[, rng]) -> (outputs, batch_stats)
+Forward = Callable[..., tuple[Outputs, PyTree]]
 
 
 def populations(names: list[str], layout: str) -> list[list[str]]:
@@ -31,24 +32,52 @@ def populations(names: list[str], layout: str) -> list[list[str]]:
   return [group for group in (clean, strong) if group]
 
 
-def make_forward(model, layout: str) -> Forward:
-  """Returns `forward(params, batch_stats, views) -> (outputs, batch_stats)`.
+def make_forward(model, layout: str, microbatches: int = 1) -> Forward:
+  """Returns `forward(params, batch_stats, views, rng) -> (outputs, stats)`.
 
   The new running statistics are those of the population that holds the weak
   unlabeled view: clean images, and many; without one, of the first.
+
+  Without `rng` the network draws nothing, such as which blocks to skip.
+
+  With `microbatches` a population goes through the network part after part,
+  and again in the backward pass: memory is that of one part, and losses still
+  see all outputs, so every method and recipe stays what it was. BatchNorm then
+  normalizes each part by itself.
   """
 
-  def forward(params, batch_stats, views):
+  def apply(params, batch_stats, images, rng):
     variables = {'params': params, 'batch_stats': batch_stats}
+    prediction, updates = model.apply(
+      variables,
+      images,
+      train=True,
+      mutable=['batch_stats'],
+      rngs={} if rng is None else {'dropout': rng},
+    )
+    return prediction, updates.get('batch_stats', {})
+
+  def apply_in_parts(params, batch_stats, images, rng):
+    # Every part takes rows from everywhere: they stay on their devices.
+    parts = images.reshape(-1, microbatches, *images.shape[1:]).swapaxes(0, 1)
+    rngs = rng if rng is None else jax.random.split(rng, microbatches)
+    one = jax.checkpoint(lambda x: apply(params, batch_stats, *x))
+    predictions, stats = jax.lax.map(one, (parts, rngs))
+    join = lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+    average = lambda x: x.mean(0)
+    return jax.tree.map(join, predictions), jax.tree.map(average, stats)
+
+  run = apply if microbatches == 1 else apply_in_parts
+
+  def forward(params, batch_stats, views, rng=None):
     outputs: Outputs = {}
     new_stats = None
-    for names in populations(list(views), layout):
+    for number, names in enumerate(populations(list(views), layout)):
       images = jnp.concatenate([views[name] for name in names])
-      prediction, updates = model.apply(
-        variables, images, train=True, mutable=['batch_stats']
-      )
+      key = None if rng is None else jax.random.fold_in(rng, number)
+      prediction, stats = run(params, batch_stats, images, key)
       if new_stats is None or 'weak' in names:
-        new_stats = updates.get('batch_stats', {})
+        new_stats = stats
       start = 0
       for name in names:
         rows = slice(start, start + len(views[name]))

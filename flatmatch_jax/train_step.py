@@ -57,12 +57,20 @@ def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array]:
   return data, method
 
 
+def _network_key(state: TrainState) -> jax.Array:
+  """What the network itself draws from: one sub-network a step, in all its
+  passes, or ε would be measured on another network than it was made for."""
+  return jax.random.fold_in(step_keys(state)[1], 1)
+
+
 def _make_objective(forward, method, state):
   """Returns the weighted losses as a function of parameters and views."""
 
   def objective(params, weights, views, targets, teacher=None):
     """Weighs the losses at `params`; without a teacher it is its own."""
-    student, batch_stats = forward(params, state.batch_stats, views)
+    student, batch_stats = forward(
+      params, state.batch_stats, views, _network_key(state)
+    )
     teacher = jax.lax.stop_gradient(student if teacher is None else teacher)
     losses, method_state, metrics = method.loss(
       student, teacher, targets, state.method, state.step
@@ -111,17 +119,17 @@ def make_train_step(
     gradient = jax.grad(objective, has_aux=True)
     grads, clean = gradient(state.params, clean_row, views, targets)
 
-    def source_gradient(views, targets):
-      if batch.fixed is not None:
-        return jax.grad(_fixed_loss)(state.params, forward, state, batch)
+    def source_gradient(views, targets, fixed):
+      if fixed is not None:
+        return jax.grad(_fixed_loss)(state.params, forward, state, fixed)
       if recipe.source == clean_row and groups == 1:
         return grads  # Equal rows share one backward pass.
       return gradient(state.params, recipe.source, views, targets)[0]
 
-    def worst_pass(views, targets, teacher):
+    def worst_pass(views, targets, teacher, fixed):
       """At θ + ε; it leaves no trace in the running statistics."""
       assert perturb is not None
-      source = source_gradient(views, targets)
+      source = source_gradient(views, targets, fixed)
       offset, memory = perturb.update(source, state.perturb)
       params = optax.apply_updates(state.params, offset)
       grads, worst = gradient(params, worst_row, views, targets, teacher)
@@ -136,7 +144,7 @@ def make_train_step(
       metrics = {'unlabeled_loss': clean.losses.unlabeled}
     else:
       rows = {k: v for k, v in targets.items() if k != 'feedback'}
-      parts = views, rows, clean.outputs
+      parts = views, rows, clean.outputs, batch.fixed
       if groups == 1:
         worst_grads, memory, metrics = worst_pass(*parts)
       else:
@@ -156,11 +164,11 @@ def make_train_step(
   return train_step
 
 
-def _fixed_loss(params, forward, state, batch):
+def _fixed_loss(params, forward, state, fixed):
   """On D^l ∪ D^fix, whose labels serve the perturbation only."""
-  views = {'fixed': batch.fixed['weak']}
-  outputs, _ = forward(params, state.batch_stats, views)
-  return cross_entropy(outputs['fixed'].logits, batch.fixed['label'])
+  views = {'fixed': fixed['weak']}
+  outputs, _ = forward(params, state.batch_stats, views, _network_key(state))
+  return cross_entropy(outputs['fixed'].logits, fixed['label'])
 
 
 def _advance(state, grads, clean: Pass, memory, tx, ema_decay):

@@ -52,6 +52,7 @@ class Setup:
     recipe='plain',
     layout='split',
     network=TinyNet,
+    microbatches=1,
     **recipe_args,
   ):
     self.tx = optimizer.sgd(optimizer.cosine_schedule(0.03, STEPS), 5e-4)
@@ -62,7 +63,7 @@ class Setup:
     self.recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
     factory = self.recipe.perturb
     self.perturb = factory and factory(**recipe_args)
-    self.forward = make_forward(self.model, layout)
+    self.forward = make_forward(self.model, layout, microbatches)
     self.step = train_step.make_train_step(
       self.forward, self.method, self.tx, self.recipe, self.perturb
     )

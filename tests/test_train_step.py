@@ -1,8 +1,10 @@
 """The step is its equation, and the recipes are what they say."""
 
 import dataclasses
+import functools
 
 from conftest import NUM_CLASSES, Setup, make_batch
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from flatmatch_jax import losses, perturb, recipes, sharding
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.recipes import Recipe
-from flatmatch_jax.types import Losses
+from flatmatch_jax.types import Losses, Prediction
 
 
 def gradient(function):
@@ -335,6 +337,91 @@ def test_fixed_labels_serve_the_perturbation_only(batch):
   )
   after, _ = jax.jit(setup.step)(state, batch)
   trees_close(after.params, expected_params(setup, state, total), rtol=1e-4)
+
+
+def test_groups_climb_their_own_fixed_labels(batch):
+  setup = Setup('fixmatch', 'flatmatch', rho=0.5, groups=2)
+  state = confident(setup.init())
+  other = make_batch(7)
+  batch = batch._replace(fixed=dict(other.labeled))
+  labeled, unlabeled = written_out(setup, state, batch)
+  fixed, _ = written_out(setup, state, other)
+  total = gradient(labeled)(state.params)
+  for part in range(2):
+    x, u = ((part * n, part * n + n) for n in (4, 8))
+    moved = towards(state.params, gradient(fixed)(state.params, x), 0.5)
+    worst = gradient(unlabeled)(moved, u)
+    total = jax.tree.map(lambda t, w: t + w / 2, total, worst)
+  after, _ = jax.jit(setup.step)(state, batch)
+  trees_close(after.params, expected_params(setup, state, total), rtol=1e-4)
+
+
+class Dropping(nn.Module):
+  """A network without BatchNorm that drops a share of its hidden units."""
+
+  heads: tuple = ()
+  rate: float = 0.5
+
+  @nn.compact
+  def __call__(self, x, train):
+    x = nn.relu(nn.Dense(16)(x.reshape(len(x), -1)))
+    dropped = not (train and self.has_rng('dropout'))
+    x = nn.Dropout(self.rate, deterministic=dropped)(x)
+    logits = nn.Dense(NUM_CLASSES, name='classifier')(x)
+    return Prediction(logits, x, {})
+
+
+def test_both_passes_of_a_step_drop_the_same(batch):
+  """With ρ=0 the second pass is the first: one key for both, bit for bit."""
+  plain, _ = run(Setup('freematch', network=Dropping), steps=3)
+  moved, _ = run(Setup('freematch', 'flatmatch', network=Dropping, rho=0.0), 3)
+  trees_equal(comparable(plain), comparable(moved))
+  kept = functools.partial(Dropping, rate=0.0)
+  calm, _ = run(Setup('freematch', network=kept), steps=3)
+  assert not np.array_equal(  # It does drop.
+    plain.params['classifier']['kernel'], calm.params['classifier']['kernel']
+  )
+
+
+@pytest.mark.parametrize(
+  ('method', 'recipe'), [('freematch', 'flatmatch'), ('vat', 'plain')]
+)
+def test_microbatches_are_the_plain_step(method, recipe):
+  """Where nothing couples the images of a batch: without BatchNorm."""
+  network = functools.partial(Dropping, rate=0.0)
+  whole, parts = (
+    Setup(method, recipe, 'joint', network, microbatches=n) for n in (1, 4)
+  )
+  states = []
+  for setup in (whole, parts):
+    state, step = setup.init(), jax.jit(setup.step)
+    for seed in range(2):
+      state, _ = step(state, make_batch(seed, views=setup.method.views))
+    states.append(comparable(state))
+  trees_close(*states, rtol=1e-4, atol=1e-6)
+
+
+def test_microbatches_need_the_memory_of_one():
+  """The reason for them: no activations of other parts are kept."""
+
+  class Deep(nn.Module):
+    heads: tuple = ()
+
+    @nn.compact
+    def __call__(self, x, train):
+      x = x.reshape(len(x), -1)
+      for _ in range(8):
+        x = nn.tanh(nn.Dense(256)(x))
+      return Prediction(nn.Dense(NUM_CLASSES)(x), x, {})
+
+  batch = make_batch(labeled=256, unlabeled=512)
+  memory = []
+  for microbatches in (1, 8):
+    setup = Setup('fixmatch', network=Deep, microbatches=microbatches)
+    state = setup.init()
+    compiled = jax.jit(setup.step).lower(state, batch).compile()
+    memory.append(compiled.memory_analysis().temp_size_in_bytes)
+  assert memory[1] < 0.5 * memory[0]
 
 
 def test_four_devices_equal_one(batch):
