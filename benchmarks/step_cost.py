@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from configs import cifar10
 from flatmatch_jax import program as program_lib
 from flatmatch_jax import recipes, sharding
-from flatmatch_jax.data import resident, sources
+from flatmatch_jax.data import resident, sources, splits
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.methods import METHODS
 from flatmatch_jax.types import DatasetInfo, UserError
@@ -50,7 +50,8 @@ def compile_step(method, recipe, layout, model, batch_size):
   )
   mesh = sharding.make_mesh()
   everywhere = sharding.replicated(mesh)
-  data = resident.place(dataset, np.arange(40), True, everywhere)
+  split = splits.make(labels, 10, 40, seed=0)
+  data = resident.place(dataset, split, everywhere)
   if recipes.RECIPES[recipe].fixed:
     data = resident.add_fixed(data, np.arange(40, 100), labels[40:100])
   program = program_lib.create(

@@ -63,16 +63,27 @@ def base(
       'paper_labels': paper_labels,
       'labels_file': '',  # Indices of the labeled images, instead of a draw.
       'unlabeled_includes_labeled': True,
+      # How many times as many images the first class has as the last.
+      'imbalance': 1.0,  # Of the labeled images.
+      'unlabeled_imbalance': 1.0,  # Of the unlabeled pool.
+      'num_val': 0,  # Training images held out to choose a checkpoint by.
       # Arguments of the method and of the recipe, by their own names.
       'method_args': methods.arguments(method),
       'recipe_args': recipes.arguments(recipe),
       'model': 'wrn_28_2',
+      'pretrained': '',  # File of weights to start a ViT from.
+      'dtype': 'float32',  # bfloat16 computes in it; parameters stay float32.
+      'remat': False,  # Saves memory, costs one more forward pass.
+      'microbatches': 1,  # Parts that a batch goes through the network in.
       'bn_momentum': 0.999,
       'batch_norm': 'split',
       'batch_size': 64,
       'unlabeled_batch_size': 64 if method in _EQUAL_BATCHES else 7 * 64,
       'steps': 2**20,
+      'optimizer': 'sgd',  # Or adamw.
       'learning_rate': 0.03,
+      'warmup_steps': 0,
+      'layer_decay': 1.0,  # Of the learning rate from block to block of a ViT.
       'weight_decay': 5e-4,
       'ema_decay': 0.999,
       # Weak augmentation: reflect by `pad`, crop, and flip.

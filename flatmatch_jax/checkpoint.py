@@ -64,30 +64,30 @@ class Checkpoints:
     return step
 
   def save(
-    self, step: int, state: TrainState, seconds: float, error: float | None
+    self, step: int, state: TrainState, notes: dict, error: float | None
   ) -> None:
-    """Starts saving; `seconds` is the time the run has taken so far."""
+    """Starts saving; `notes` are what JSON can hold: seconds, class names."""
     self._manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(state),
-        clock=ocp.args.JsonSave({'seconds': seconds}),
+        notes=ocp.args.JsonSave(notes),
       ),
       metrics=None if error is None else {'error': error},
       force=True,
     )
 
-  def restore(self, step: int, like: TrainState) -> tuple[TrainState, float]:
-    """The state at `step`, shaped and placed as `like`, and its seconds."""
+  def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict]:
+    """The state at `step`, shaped and placed as `like`, and its notes."""
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     restored = self._manager.restore(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardRestore(abstract),
-        clock=ocp.args.JsonRestore(),
+        notes=ocp.args.JsonRestore(),
       ),
     )
-    return restored['state'], restored['clock']['seconds']
+    return restored['state'], restored['notes']
 
   def close(self) -> None:
     """Waits until everything is on disk."""

@@ -32,19 +32,40 @@ def make_classifier(model, mean, std, batch_size: int):
   return classify
 
 
-def error_percent(probabilities, labels) -> float:
-  """Share of wrong classes, in percent."""
-  wrong = int(np.sum(probabilities.argmax(-1) != np.asarray(labels)))
-  return 100.0 * wrong / len(labels)
+def report(probabilities, labels) -> dict:
+  """How good probabilities [N, K] are, in percent, and the confusion [K, K].
+
+  The calibration error is the mean difference of confidence and accuracy over
+  15 bins of equal width, weighted by their images. A class without images has
+  no error: None.
+  """
+  labels, guess = np.asarray(labels), probabilities.argmax(-1)
+  classes = probabilities.shape[-1]
+  confusion = np.bincount(
+    classes * labels + guess, minlength=classes**2
+  ).reshape(classes, classes)  # Rows are the truth.
+  total, right = confusion.sum(1), np.diagonal(confusion)
+  class_errors = 100.0 * (total - right) / np.where(total, total, np.nan)
+  confidence = probabilities.max(-1)
+  bins = np.minimum((confidence * 15).astype(int), 14)
+  gaps = np.bincount(bins, confidence - (guess == labels), 15)
+  return {
+    'error': 100.0 * int(total.sum() - right.sum()) / len(labels),
+    'balanced_error': float(np.nanmean(class_errors)),
+    'calibration_error': float(100 * np.abs(gaps).sum() / len(labels)),
+    'class_errors': [None if np.isnan(e) else float(e) for e in class_errors],
+    'confusion': confusion.tolist(),
+  }
 
 
-def errors(classify, state, images, labels) -> dict[str, float]:
-  """Errors in percent of the averaged weights and of the raw ones.
+def evaluate(classify, state, images, labels) -> dict:
+  """The report on the averaged weights, and the error of the raw ones.
 
   Both use the live running statistics, as published code bases do.
   """
-  weights = {'error': state.ema_params, 'error_raw': state.params}
-  return {
-    name: error_percent(classify(params, state.batch_stats, images), labels)
-    for name, params in weights.items()
-  }
+  averaged, raw = (
+    classify(params, state.batch_stats, images)
+    for params in (state.ema_params, state.params)
+  )
+  found = report(averaged, labels)
+  return found | {'error_raw': report(raw, labels)['error']}

@@ -17,6 +17,7 @@ _POSITIVE = (
   'checkpoint_every',
   'eval_batch_size',
 )
+OPTIMIZERS = ('sgd', 'adamw')
 _DECAYS = ('ema_decay', 'bn_momentum')
 
 
@@ -54,6 +55,14 @@ def check(config) -> None:
     raise UserError(
       f'config.weight_decay={config.weight_decay} must not be negative.'
     )
+  for name in ('imbalance', 'unlabeled_imbalance'):
+    if not 0 < config[name] < math.inf:
+      raise UserError(
+        f'config.{name}={config[name]} must be positive and finite: the first '
+        'class has so many times the images of the last; 1 is balanced.'
+      )
+  if config.num_val < 0:
+    raise UserError(f'config.num_val={config.num_val} must not be negative.')
   if config.pad < 0:
     raise UserError(
       f'config.pad={config.pad} must not be negative; 0 does not shift.'
@@ -67,7 +76,8 @@ def check(config) -> None:
     raise UserError(f'config.seed={config.seed} must lie in [0, 2**32).')
   _check_labels(config)
   _check_fixed(config)
-  _check_groups(config)
+  _check_parts(config)
+  _check_optimizer(config)
   models.create(config.model, num_classes=2)
   _check_devices(config)
 
@@ -101,17 +111,50 @@ def _check_arguments(config, field, known):
       raise UserError(f'config.{field}.{name}={value} must be below 1.')
 
 
-def _check_groups(config):
-  """Each group of a perturbation is a batch of its own."""
+def _check_parts(config):
+  """A batch is cut into groups that climb apart, and into microbatches."""
   groups = config.recipe_args.get('groups', 1)
-  if groups < 1:
-    raise UserError(f'config.recipe_args.groups={groups} must be at least 1.')
-  for name in ('batch_size', 'unlabeled_batch_size'):
-    if config[name] % groups:
-      raise UserError(
-        f'config.{name}={config[name]} must be divisible by '
-        f'config.recipe_args.groups={groups}.'
-      )
+  parts = {
+    'recipe_args.groups': groups,
+    'microbatches': groups * config.microbatches,
+  }
+  for field, number in parts.items():
+    if number < 1:
+      raise UserError(f'config.{field}={number} must be at least 1.')
+    for name in ('batch_size', 'unlabeled_batch_size'):
+      if config[name] % number:
+        raise UserError(
+          f'config.{name}={config[name]} must be divisible by '
+          f'config.{field}={number}.'
+        )
+
+
+def _check_optimizer(config):
+  if config.optimizer not in OPTIMIZERS:
+    raise UserError(
+      f'Unknown config.optimizer={config.optimizer!r}. Known: '
+      f'{", ".join(OPTIMIZERS)}.'
+    )
+  if not 0 <= config.warmup_steps < config.steps:
+    raise UserError(
+      f'config.warmup_steps={config.warmup_steps} must be at least 0 and below '
+      f'config.steps={config.steps}.'
+    )
+  if not 0 < config.layer_decay <= 1:
+    raise UserError(
+      f'config.layer_decay={config.layer_decay} must be above 0 and at most 1.'
+    )
+  vit = config.model.startswith('vit')
+  if config.layer_decay != 1 and not (vit and config.optimizer == 'adamw'):
+    raise UserError(
+      f'config.layer_decay={config.layer_decay} is for a ViT under adamw, not '
+      f'for {config.model} under {config.optimizer}; set it to 1.'
+    )
+  if config.pretrained and not vit:
+    raise UserError(
+      f'config.pretrained={config.pretrained!r} is for a ViT, not for '
+      f'{config.model}; leave it empty.'
+    )
 
 
 def _check_fixed(config):
@@ -131,6 +174,8 @@ def _check_labels(config):
   classes = data.SOURCES[config.dataset].num_classes
   labels = config.labels
   if labels == 'all' or config.labels_file:
+    return
+  if config.imbalance != 1 and isinstance(labels, int) and labels >= classes:
     return
   if not isinstance(labels, int) or labels < 1 or labels % classes:
     raise UserError(

@@ -1,12 +1,37 @@
-"""Test error of a run's checkpoint.
+"""Test error of a run's checkpoint, class by class.
 
-python -m flatmatch_jax.evaluate --workdir DIR [--checkpoint best]
+  python -m flatmatch_jax.evaluate --workdir DIR [--checkpoint best]
+
+Writes evaluation.json into DIR: errors in percent, of each class too, the
+calibration error and the confusion matrix, whose rows are the truth.
 """
 
 import argparse
 
 from flatmatch_jax import classify, cli, data, program
+from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
+
+SHOWN = 20  # Classes; all are in the file.
+
+
+def describe(step, found, names, number) -> str:
+  lines = [
+    f'step {step}: test error {found["error"]:.2f}% '
+    f'(raw weights {found["error_raw"]:.2f}%, mean of the classes '
+    f'{found["balanced_error"]:.2f}%, calibration '
+    f'{found["calibration_error"]:.2f}%) on {number} images'
+  ]
+  known = [
+    (error, name)
+    for error, name in zip(found['class_errors'], names, strict=True)
+    if error is not None
+  ]
+  for error, name in sorted(known, reverse=True)[:SHOWN]:
+    lines.append(f'{error:7.2f}% {name}')
+  if len(known) > SHOWN:
+    lines.append(f'and {len(known) - SHOWN} classes with lower errors')
+  return '\n'.join(lines)
 
 
 def main():
@@ -15,19 +40,25 @@ def main():
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'
   )
-  parser.add_argument('--data_dir', help='TFDS folder, if it has moved')
+  parser.add_argument('--data_dir', help='folder of the data, if it has moved')
   args = parser.parse_args()
 
-  run = program.load_run(Workdir(args.workdir), args.checkpoint)
-  dataset = data.load(run.config.dataset, args.data_dir or run.config.data_dir)
-  errors = classify.errors(
+  files = Workdir(args.workdir)
+  run = program.load_run(files, args.checkpoint)
+  if args.data_dir:
+    run.config.data_dir = args.data_dir
+  dataset = data.load(run.config.dataset, run.config.data_dir)
+  if not len(dataset.test_labels):
+    raise UserError(
+      f'{run.config.dataset} in {run.config.data_dir} has no test images; '
+      'the validation error stands in result.json, if images were held out.'
+    )
+  found = classify.evaluate(
     run.classify, run.state, dataset.test_images, dataset.test_labels
   )
-  print(
-    f'step {int(run.state.step)}: test error {errors["error"]}% '
-    f'(raw weights {errors["error_raw"]}%) '
-    f'on {len(dataset.test_labels)} images'
-  )
+  step, names = int(run.state.step), dataset.class_names
+  files.write('evaluation.json', {'step': step, **found})
+  print(describe(step, found, names, len(dataset.test_labels)))
 
 
 if __name__ == '__main__':

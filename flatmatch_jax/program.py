@@ -19,7 +19,7 @@ from flatmatch_jax import (
 )
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident
-from flatmatch_jax.types import DatasetInfo, TrainState
+from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir
 
 
@@ -116,6 +116,12 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   everywhere = sharding.replicated(sharding.make_mesh())
   like = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
   checkpoints = Checkpoints(files.checkpoints, read_only=True)
-  state, _ = checkpoints.restore(checkpoints.step_of(which), like)
+  state, notes = checkpoints.restore(checkpoints.step_of(which), like)
   checkpoints.close()
+  if notes['class_names'] != dataset['class_names']:
+    raise UserError(
+      f'{files.checkpoints} were saved for the classes '
+      f'{", ".join(notes["class_names"])}, but dataset.json beside them has '
+      f'{", ".join(dataset["class_names"])}; put back the one that belongs.'
+    )
   return Run(config, dataset, state, program.classify)

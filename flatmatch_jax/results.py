@@ -5,34 +5,60 @@ import statistics
 from flatmatch_jax.workdir import Workdir
 
 
-def test_errors(files: Workdir) -> list[float]:
-  return [row['error'] for row in files.metrics() if 'error' in row]
+def selection(num_test: int, num_val: int) -> str:
+  """The metric by which the best checkpoint is chosen; '' if there is none.
+
+  Without validation images it is the test error, as published code bases do.
+  """
+  if num_val:
+    return 'val_error'
+  return 'error' if num_test else ''
 
 
-def summarize(config, files, labeled, seconds, speed) -> dict:
+def history(files: Workdir, key: str) -> list[float]:
+  return [row[key] for row in files.metrics() if key in row]
+
+
+def summarize(config, files, num_labeled, seconds, speed) -> dict:
   """The content of result.json; errors of the averaged weights, in percent."""
-  errors = test_errors(files)
-  return {
+  result = {
     'dataset': config.dataset,
     'method': config.method,
-    'labels': len(labeled),
+    'labels': num_labeled,
     'seed': config.seed,
     'split_seed': config.split_seed,
     'steps': config.steps,
-    'error_last': errors[-1],
-    'error_median20': statistics.median(errors[-20:]),
-    'error_best': min(errors),
+  }
+  for key in ('error', 'val_error'):
+    if errors := history(files, key):
+      result |= {
+        f'{key}_last': errors[-1],
+        f'{key}_median20': statistics.median(errors[-20:]),
+        f'{key}_best': min(errors),
+      }
+  rows = [r for r in files.metrics() if {'error', 'val_error'} <= r.keys()]
+  if rows:  # Chosen without looking at the test set.
+    chosen = min(rows, key=lambda row: row['val_error'])
+    result |= {'error_selected': chosen['error']}
+  return result | {
     'seconds': round(seconds, 1),
-    'images_per_second': round(speed, 1),
+    'images_per_second': speed and round(speed, 1),
   }
 
 
 def describe(files: Workdir) -> str:
   result = files.read('result.json')
-  return (
-    f'{result["method"]} on {result["dataset"]} with {result["labels"]} '
-    f'labels: test error {result["error_last"]:.2f}% last, '
-    f'{result["error_median20"]:.2f}% median of the last 20 evaluations, '
-    f'{result["error_best"]:.2f}% best, in {result["seconds"]:.0f} s. '
-    f'See {files.path}.'
-  )
+  text = f'{result["method"]} on {result["dataset"]} with {result["labels"]} '
+  text += 'labels: '
+  for key, name in (('error', 'test'), ('val_error', 'validation')):
+    if f'{key}_last' in result:
+      text += (
+        f'{name} error {result[f"{key}_last"]:.2f}% last, '
+        f'{result[f"{key}_median20"]:.2f}% median of the last 20 evaluations, '
+        f'{result[f"{key}_best"]:.2f}% best, '
+      )
+  if 'error_selected' in result:
+    text += (
+      f'test error {result["error_selected"]:.2f}% where validation is best, '
+    )
+  return f'{text}in {result["seconds"]:.0f} s. See {files.path}.'

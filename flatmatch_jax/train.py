@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
 
 from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
@@ -28,18 +29,18 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
 
   # Data.
   dataset = data_lib.load(config.dataset, config.data_dir)
-  labeled = choose_labeled(config, dataset)
-  write_description(files, config, dataset, labeled)
+  split = choose_split(config, dataset)
+  write_description(files, config, dataset, split)
+  selection = results.selection(len(dataset.test_labels), config.num_val)
 
   # Devices and functions.
   mesh = sharding.make_mesh()
   everywhere = sharding.replicated(mesh)
-  data = resident.place(
-    dataset, labeled, config.unlabeled_includes_labeled, everywhere
-  )
-  test_images = jax.device_put(dataset.test_images, everywhere)
+  held_out = evaluation_sets(dataset, split, everywhere)
+  data = resident.place(dataset, split, everywhere)
+  dataset = dataset._replace(train_images=data.images)  # The one copy.
   info = DatasetInfo(
-    len(dataset.class_names), len(dataset.train_images), len(data.unlabeled)
+    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
   program = program_lib.create(config, info, dataset.train_images.shape[1:])
   sample = program_lib.make_sample(
@@ -50,13 +51,13 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
 
   # Where the run stands.
   checkpoints = Checkpoints(files.checkpoints)
-  seconds_before = 0.0
+  notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
   if (at := checkpoints.latest_step()) is not None:
-    state, seconds_before = checkpoints.restore(at, state)
+    state, notes = checkpoints.restore(at, state)
     logging.say(f'Going on from step {at} of {config.steps}.')
   start = int(state.step)
   files.cut_metrics(start)
-  seconds = lambda: seconds_before + time.perf_counter() - began
+  seconds = lambda: notes['seconds'] + time.perf_counter() - began
 
   # One compiled function: sample, augment, differentiate, update.
   def compile_step(step_function):
@@ -70,7 +71,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   look = jax.jit(
     lambda state, data: program.clean_losses(state, sample(data, state))
   )
-  fix_at = step_of_fixing(config, len(labeled))
+  fix_at = step_of_fixing(config, len(split.labeled))
   train: Any = None
   if start < fix_at:
     train = compile_step(program.pretrain_step)
@@ -82,12 +83,9 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     for step in range(start + 1, config.steps + 1):
       if step > fix_at and (train is None or step == fix_at + 1):
         if fix_at:
-          data = add_fixed(
-            config, files, program, dataset, labeled, state, data
-          )
+          data = add_fixed(config, files, program, dataset, split, state, data)
         train = compile_step(program.step)
-      if step == start + 1:
-        progress.start(start)
+        progress.start(step - 1)
       last = step == config.steps
       logs = last or step % config.log_every == 0
       row = {}
@@ -101,15 +99,15 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       if logs:
         row |= metrics | {'learning_rate': program.schedule(step - 1)}
       if last or step % config.eval_every == 0:
-        row |= classify_lib.errors(
-          program.classify, state, test_images, dataset.test_labels
-        )
+        row |= evaluate(program.classify, state, held_out)
       if row:
         progress.write(step, row)
-      error = row.get('error')
-      best = error is not None and error <= min(results.test_errors(files))
+      error = row.get(selection)
+      best = error is not None and error <= min(
+        results.history(files, selection)
+      )
       if best or last or request.signal or step % config.checkpoint_every == 0:
-        checkpoints.save(step, state, seconds(), error)
+        checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
       if request.signal:
         break
     speed = progress.images_per_second(int(state.step))
@@ -122,11 +120,13 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       'The same command goes on from there.'
     )
     raise SystemExit(128 + (request.signal or 0))
-  result = results.summarize(config, files, labeled, seconds(), speed)
+  result = results.summarize(
+    config, files, len(split.labeled), seconds(), speed
+  )
   files.write('result.json', result)
   plots.curves(
     files.metrics(),
-    f'{config.method} on {config.dataset}, {len(labeled)} labels',
+    f'{config.method} on {config.dataset}, {len(split.labeled)} labels',
     files.path / 'curves.png',
   )
   logging.say(results.describe(files))
@@ -157,64 +157,93 @@ def step_of_fixing(config, num_labeled: int) -> int:
   return 0 if enough else config.recipe_args.pretrain_steps
 
 
-def add_fixed(config, files, program, dataset, labeled, state, data):
+def add_fixed(config, files, program, dataset, split, state, data):
   """Fixes the labels of the most confident unlabeled images (Algorithm 2)."""
-  if int(state.step) > config.recipe_args.pretrain_steps:
-    chosen = files.read('fixed.json')
-  else:
+  if int(state.step) <= config.recipe_args.pretrain_steps:
     probs = program.classify(
       state.ema_params, state.batch_stats, dataset.train_images
     )
+    others = np.setdiff1d(np.arange(len(probs)), split.unlabeled)
     chosen = splits.most_confident(
-      probs, labeled, config.recipe_args.num_fixed, dataset.train_labels
+      probs,
+      np.union1d(split.labeled, others),
+      config.recipe_args.num_fixed,
+      dataset.train_labels,
     )
     files.write('fixed.json', chosen)
     logging.say(
       f'Fixed the labels of {len(chosen["index"])} unlabeled images; '
       f'{chosen["accuracy"]}% of them are right.'
     )
+  elif not files.has('fixed.json'):
+    raise UserError(
+      f'{files.path / "fixed.json"} is gone, which has the labels that were '
+      f'fixed at step {config.recipe_args.pretrain_steps}: the run cannot go '
+      'on as it was. Put the file back, or start in another --workdir.'
+    )
+  chosen = files.read('fixed.json')
   return resident.add_fixed(data, chosen['index'], chosen['label'])
 
 
-def choose_labeled(config, dataset):
-  """Indices of the labeled images: drawn, or read from a file."""
-  classes = len(dataset.class_names)
-  if config.labels_file:
-    labeled = splits.read(config.labels_file, dataset.train_labels, classes)
-  else:
-    labeled = splits.balanced(
-      dataset.train_labels, config.labels, config.split_seed, classes
-    )
-  if not config.unlabeled_includes_labeled and len(labeled) == len(
-    dataset.train_images
-  ):
-    raise UserError(
-      f'All {len(labeled)} images are labeled, and with '
-      'config.unlabeled_includes_labeled=False none is left in the unlabeled '
-      'pool; set it to true, or take fewer labels.'
-    )
-  return labeled
+def choose_split(config, dataset) -> splits.Split:
+  """Which images are labeled, unlabeled, and held out."""
+  return splits.make(
+    dataset.train_labels,
+    len(dataset.class_names),
+    config.labels,
+    config.split_seed,
+    config.labels_file,
+    config.imbalance,
+    config.unlabeled_imbalance,
+    config.num_val,
+    config.unlabeled_includes_labeled,
+  )
 
 
-def write_description(files: Workdir, config, dataset, labeled) -> None:
+def evaluation_sets(dataset, split, sharding) -> dict[str, tuple]:
+  """Images and labels to evaluate on, by the prefix of their metrics."""
+  index = split.validation
+  sets = {
+    '': (dataset.test_images, dataset.test_labels),
+    'val_': (dataset.train_images[index], dataset.train_labels[index]),
+  }
+  return {
+    prefix: (jax.device_put(images, sharding), labels)
+    for prefix, (images, labels) in sets.items()
+    if len(labels)
+  }
+
+
+def evaluate(classify, state, sets) -> dict[str, float]:
+  """The scalars of the reports on all `sets`."""
+  row: dict[str, float] = {}
+  for prefix, (images, labels) in sets.items():
+    found = classify_lib.evaluate(classify, state, images, labels)
+    row |= {
+      prefix + key: value
+      for key, value in found.items()
+      if isinstance(value, float)
+    }
+  return row
+
+
+def write_description(files: Workdir, config, dataset, split) -> None:
   """What the run is, for people, for evaluate and for predict."""
-  pool = len(dataset.train_images)
-  if not config.unlabeled_includes_labeled:
-    pool -= len(labeled)
+  classes = len(dataset.class_names)
   description = {
     'split.json': splits.to_json(
-      labeled,
+      split,
       dataset.train_labels,
-      len(dataset.class_names),
+      classes,
       None if config.labels_file else config.split_seed,
       config.labels_file or 'drawn',
     ),
     'dataset.json': {
       'class_names': list(dataset.class_names),
       'image_shape': list(dataset.train_images.shape[1:]),
-      'num_train': len(dataset.train_images),
-      'num_unlabeled': pool,
-      'num_test': len(dataset.test_images),
+      'num_train': len(dataset.train_labels),
+      'num_unlabeled': len(split.unlabeled),
+      'num_test': len(dataset.test_labels),
     },
   }
   for name, content in description.items():
@@ -225,14 +254,25 @@ def write_description(files: Workdir, config, dataset, labeled) -> None:
         '--workdir, or the same data to go on.'
       )
   files.write('config.json', as_dict(config))
-  files.write('versions.json', versions())
   for name, content in description.items():
     files.write(name, content)
+  if not files.has('versions.json'):
+    files.write('versions.json', versions())
+  elif changed := files.read('versions.json').items() - versions().items():
+    logging.say(
+      'The run began with other versions, so it may not go on to the bit: '
+      f'{", ".join(" ".join(item) for item in sorted(changed))}.'
+    )
   includes = (
     'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
   )
+  counts = description['split.json']['per_class']
+  few, many = min(counts), max(counts)
+  per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
+  held_out = f'{config.num_val} for validation, ' if config.num_val else ''
   logging.say(
-    f'{config.method} on {config.dataset}: {len(labeled)} labeled images, '
-    f'{pool} unlabeled, {len(dataset.test_images)} for testing. The labeled '
-    f'images {includes} the unlabeled pool.'
+    f'{config.method} on {config.dataset}: {len(split.labeled)} labeled images '
+    f'({per_class}), {len(split.unlabeled)} unlabeled, {held_out}'
+    f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
+    f'{includes} the unlabeled pool.'
   )

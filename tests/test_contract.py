@@ -265,7 +265,7 @@ def test_resume_is_exact(name, recipe, tmp_path):
   for seed in range(4):
     if seed == 2:
       checkpoints = Checkpoints(tmp_path)
-      checkpoints.save(2, state, seconds=0.0, error=None)
+      checkpoints.save(2, state, notes={}, error=None)
       checkpoints.close()
     state, _ = step(state, batch_of(name, seed))
   checkpoints = Checkpoints(tmp_path, read_only=True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from flatmatch_jax import sharding
-from flatmatch_jax.data import resident, sources
+from flatmatch_jax.data import resident, sources, splits
 
 VIEWS = ('weak', 'strong')
 
@@ -20,7 +20,9 @@ def dataset():
 
 def place(dataset, labeled, includes=True):
   everywhere = sharding.replicated(sharding.make_mesh())
-  return resident.place(dataset, labeled, includes, everywhere)
+  pool = np.arange(50) if includes else np.setdiff1d(np.arange(50), labeled)
+  split = splits.Split(labeled, pool, np.zeros(0, int))
+  return resident.place(dataset, split, everywhere)
 
 
 def sampler(pad=0, **kwargs):

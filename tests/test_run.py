@@ -333,7 +333,7 @@ def saved(directory, errors):
   """Saves a number at each step of `errors`, and reads what is there."""
   checkpoints = Checkpoints(directory)
   for step, error in errors.items():
-    checkpoints.save(step, {'x': np.float32(step)}, 0.0, error)
+    checkpoints.save(step, {'x': np.float32(step)}, {}, error)
   checkpoints.close()
   steps = sorted(int(path.name) for path in directory.iterdir())
   checkpoints = Checkpoints(directory, read_only=True)
@@ -391,6 +391,26 @@ def live_through(folder, workdir):
   return stops, shown
 
 
+FIXED = (
+  '--config.recipe_args.pretrain_steps=6',
+  '--config.recipe_args.num_fixed=60',
+)
+
+
+def fix_labels(folder):
+  """A run that fixes labels, and one that dies before and after it does."""
+  config = f'--config={ROOT}/configs/digits.py:method=flatmatch_fix'
+  whole = folder / 'fixed'
+  done = run(folder, command(whole, *FIXED, config=config))
+  assert done.returncode == 0, done.stderr
+  args = command(folder / 'fixed-twice', *FIXED, config=config)
+  for steps, number in ((5, signal.SIGTERM), (4, signal.SIGKILL)):
+    interrupt(folder, args, steps, number)
+  again = run(folder, args)
+  assert again.returncode == 0, again.stderr
+  return done.stderr, again.stderr
+
+
 @pytest.fixture(scope='module')
 def jobs(folder, finished):
   """All further processes, two at a time: mostly they start up, on one core.
@@ -409,12 +429,21 @@ def jobs(folder, finished):
     f'--config.labels_file={folder / "mine.json"}',
     config=f'--config={ROOT}/configs/digits.py:method=supervised',
   )
+  held_out = command(
+    folder / 'held-out',
+    '--config.num_val=50',
+    '--config.imbalance=3',
+    '--config.unlabeled_imbalance=2',
+    config=f'--config={ROOT}/configs/digits.py:method=fixmatch',
+  )
   with futures.ThreadPoolExecutor(2) as pool:
     yield {
       'lived': pool.submit(live_through, folder, folder / 'lived'),
       'again': pool.submit(run, folder, command(folder / 'again')),
       'no-result': pool.submit(run, folder, command(folder / 'no-result')),
       'from-file': pool.submit(run, folder, from_file),
+      'held-out': pool.submit(run, folder, held_out),
+      'fixed': pool.submit(fix_labels, folder),
     }
 
 
@@ -465,8 +494,8 @@ def test_seconds_add_up_over_starts(jobs, folder):
 
 def seconds_of(workdir):
   step = saved_steps(workdir)[-1]
-  clock = workdir / 'checkpoints' / str(step) / 'clock' / 'metadata'
-  return json.loads(clock.read_text())['seconds']
+  notes = workdir / 'checkpoints' / str(step) / 'notes' / 'metadata'
+  return json.loads(notes.read_text())['seconds']
 
 
 def test_terminal_shows_a_bar(jobs):
@@ -530,9 +559,53 @@ def test_labels_are_read_from_a_file(jobs, folder):
   assert result['labels'] == 20
 
 
+def test_checkpoint_is_chosen_by_images_held_out(jobs, folder):
+  done = jobs['held-out'].result()
+  assert done.returncode == 0, done.stderr
+  workdir = folder / 'held-out'
+  split = json.loads((workdir / 'split.json').read_text())
+  assert len(split['validation']) == 50
+  for parts in ('per_class', 'unlabeled_per_class'):
+    assert split[parts] == sorted(split[parts], reverse=True)
+    assert split[parts][0] > split[parts][-1]
+  rows = [row for row in rows_of(workdir) if 'error' in row]
+  chosen = min(rows, key=lambda row: row['val_error'])
+  result = json.loads((workdir / 'result.json').read_text())
+  assert result['val_error_best'] == chosen['val_error']
+  assert result['error_selected'] == chosen['error']
+  best = program.load_run(Workdir(workdir), 'best').state
+  errors = {row['step']: row['val_error'] for row in rows}
+  assert errors[int(best.step)] == chosen['val_error']
+  assert '50 for validation' in done.stderr
+  labels = data.load('digits').train_labels
+  truth = labels[split['validation']]
+  # 50 images: the error is a multiple of 2%.
+  assert all(row['val_error'] % 2 == 0 for row in rows)
+  assert len(np.unique(truth)) == 10
+
+
+def test_fixed_labels_survive_a_resume(jobs, folder):
+  once, again = jobs['fixed'].result()
+  assert 'Fixed the labels of 60 unlabeled images' in once
+  whole, twice = folder / 'fixed', folder / 'fixed-twice'
+  final = program.load_run(Workdir(whole)).state
+  assert_same_run(twice, whole, final)
+  fixed = (whole / 'fixed.json').read_text()
+  assert (twice / 'fixed.json').read_text() == fixed
+  chosen = json.loads(fixed)
+  labels = data.load('digits').train_labels
+  labeled = json.loads((whole / 'split.json').read_text())['labeled']
+  assert not set(chosen['index']) & set(labeled)
+  right = np.array(chosen['label']) == labels[chosen['index']]
+  assert chosen['accuracy'] == round(100 * right.mean(), 2)
+  assert 'Fixed the labels' not in again  # They were read.
+
+
 def test_split_of_another_run_is_a_labels_file(jobs, folder):
   jobs['from-file'].result()
   config = Workdir(folder / 'finished').config()
   config.labels_file = str(folder / 'from-file' / 'split.json')
-  labeled = train.choose_labeled(config, data.load('digits'))
-  assert labeled.tolist() == json.loads((folder / 'mine.json').read_text())
+  split = train.choose_split(config, data.load('digits'))
+  assert split.labeled.tolist() == json.loads(
+    (folder / 'mine.json').read_text()
+  )

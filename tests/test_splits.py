@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flatmatch_jax.data import splits
+from flatmatch_jax.types import UserError
 
 LABELS = np.tile(np.arange(10), 10).astype(np.int32)  # [100], index % 10.
 PIN = [
@@ -77,7 +78,7 @@ def test_number_must_be_a_positive_multiple(number):
 @pytest.mark.parametrize('seed', [-1, 2**32])
 def test_seed_must_suit_numpy(seed):
   with pytest.raises(ValueError, match=f'Split seed {seed} '):
-    splits.balanced(LABELS, 10, seed, 10)
+    splits.make(LABELS, 10, 10, seed)
 
 
 def test_scarce_class_is_named():
@@ -105,18 +106,83 @@ def test_read_accepts(tmp_path, text):
   assert labeled.dtype == np.int64
 
 
+def test_parts_of_a_split():
+  split = splits.make(LABELS, 10, 20, 3)
+  assert split.labeled.tolist() == PIN
+  assert split.unlabeled.tolist() == list(range(100))
+  assert not len(split.validation)
+  split = splits.make(LABELS, 10, 20, 3, includes_labeled=False)
+  assert sorted([*split.unlabeled, *PIN]) == list(range(100))
+
+
+def test_validation_images_are_held_out_of_everything():
+  split = splits.make(LABELS, 10, 20, 3, num_val=30)
+  assert split.labeled.tolist() == PIN  # Whatever is held out.
+  assert np.bincount(LABELS[split.validation]).tolist() == [3] * 10
+  assert not set(split.validation) & set(split.labeled)
+  assert sorted([*split.unlabeled, *split.validation]) == list(range(100))
+  other = splits.make(LABELS, 10, 20, 4, num_val=30)
+  assert split.validation.tolist() != other.validation.tolist()
+
+
+def test_validation_is_a_share_of_all_labels():
+  """In proportion to the classes, and one label of each class stays."""
+  labels = np.repeat([0, 1, 2, -1], [40, 20, 1, 30])
+  split = splits.make(labels, 3, splits.ALL, 0, num_val=6)
+  assert np.bincount(labels[split.validation]).tolist() == [4, 2]
+  assert np.bincount(labels[split.labeled]).tolist() == [36, 18, 1]
+  assert len(split.unlabeled) == 91 - 6
+  most = splits.make(labels, 3, splits.ALL, 0, num_val=58)
+  assert np.bincount(labels[most.labeled]).tolist() == [1, 1, 1]
+  with pytest.raises(UserError, match='num_val=59 is more than the 58 '):
+    splits.make(labels, 3, splits.ALL, 0, num_val=59)
+
+
+def test_labels_have_a_long_tail():
+  labels = np.tile(np.arange(10), 500)
+  split = splits.make(labels, 10, 1000, 0, imbalance=100.0)
+  counts = np.bincount(labels[split.labeled])
+  assert counts.sum() == 1000
+  assert (np.diff(counts) < 0).all()
+  exact = 100.0 ** -(np.arange(10) / 9)
+  # One label of each class is given before the rest is shared.
+  np.testing.assert_allclose(counts - 1, 990 * exact / exact.sum(), atol=1)
+  turned = splits.make(labels, 10, 1000, 0, imbalance=0.01)
+  assert np.bincount(labels[turned.labeled]).tolist() == counts[::-1].tolist()
+  few = splits.make(labels, 10, 10, 0, imbalance=100.0)
+  assert np.bincount(labels[few.labeled]).tolist() == [1] * 10
+  with pytest.raises(UserError, match='9 is less than the 10 classes'):
+    splits.make(labels, 10, 9, 0, imbalance=100.0)
+
+
+def test_unlabeled_pool_has_its_own_tail():
+  labels = np.tile(np.arange(10), 500)
+  split = splits.make(labels, 10, 40, 0, unlabeled_imbalance=50.0)
+  counts = np.bincount(labels[np.setdiff1d(split.unlabeled, split.labeled)])
+  expected = np.floor(500 * 50.0 ** -(np.arange(10) / 9) + 1e-9)
+  # Labeled images are in the pool besides; some were drawn for it anyway.
+  assert (counts <= expected).all()
+  assert (counts >= expected - 4).all()
+  assert set(split.labeled) <= set(split.unlabeled)
+  labels[7] = -1
+  with pytest.raises(UserError, match='classes of 1 unlabeled images'):
+    splits.make(labels, 10, 40, 0, unlabeled_imbalance=50.0)
+
+
 def test_split_json_is_read_back(tmp_path):
-  drawn = splits.balanced(LABELS, 20, 3, 10)
+  drawn = splits.make(LABELS, 10, 20, 3, num_val=1)
   content = splits.to_json(drawn, LABELS, 10, 3)
   assert content == {
     'split_seed': 3,
     'source': 'drawn',
     'labeled': PIN,
     'per_class': [2] * 10,
+    'unlabeled_per_class': [9] + [10] * 9,
+    'validation': drawn.validation.tolist(),
   }
   path = tmp_path / 'split.json'
   path.write_text(json.dumps(content))
-  np.testing.assert_array_equal(splits.read(path, LABELS, 10), drawn)
+  np.testing.assert_array_equal(splits.read(path, LABELS, 10), drawn.labeled)
   again = splits.to_json(drawn, LABELS, 10, None, path)
   assert json.loads(json.dumps(again))['source'] == str(path)
 

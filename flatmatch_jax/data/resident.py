@@ -26,16 +26,14 @@ class Resident(NamedTuple):
   fixed_labels: jax.Array | None = None
 
 
-def place(dataset, labeled, includes_labeled: bool, sharding) -> Resident:
-  """Puts a dataset on the devices; `labeled` [n] are indices into it."""
-  pool = np.arange(len(dataset.train_images))
-  if not includes_labeled:
-    pool = np.setdiff1d(pool, labeled)
+def place(dataset, split, sharding) -> Resident:
+  """Puts a dataset on the devices, with the indices of its `split`."""
+  integers = lambda x: jax.device_put(np.asarray(x, np.int32), sharding)
   return Resident(
     images=jax.device_put(dataset.train_images, sharding),
-    labels=jax.device_put(dataset.train_labels.astype(np.int32), sharding),
-    labeled=jax.device_put(np.asarray(labeled, np.int32), sharding),
-    unlabeled=jax.device_put(pool.astype(np.int32), sharding),
+    labels=integers(dataset.train_labels),
+    labeled=integers(split.labeled),
+    unlabeled=integers(split.unlabeled),
   )
 
 

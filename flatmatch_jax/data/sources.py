@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import types
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,9 @@ class Dataset(NamedTuple):
   """Train and test images with their labels, as numpy arrays."""
 
   name: str
-  train_images: np.ndarray  # [N, H, W, C] uint8
+  train_images: Any  # [N, H, W, C] uint8
   train_labels: np.ndarray  # [N] int32, -1 where unknown.
-  test_images: np.ndarray  # [M, H, W, C] uint8
+  test_images: Any  # [M, H, W, C] uint8
   test_labels: np.ndarray  # [M] int32
   class_names: tuple[str, ...]
 

@@ -1,10 +1,14 @@
-"""Which training examples are labeled: drawn by seed, or read from a file."""
+"""Which training examples play which part: drawn by seed, or read from a file.
+
+All draws are `np.random.RandomState`'s: numpy guarantees its stream for ever,
+while that of `default_rng` may change with a release (NEP 19).
+"""
 
 import json
 import os
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,20 +19,69 @@ ALL = 'all'  # As `number`: every example whose label is known.
 _MAX_BYTES = 32 * 2**20  # ImageNet's 1.3 million indices take 10 MB.
 
 
+class Split(NamedTuple):
+  """Sorted indices of training examples."""
+
+  labeled: np.ndarray  # Their labels may be used.
+  unlabeled: np.ndarray  # The pool of unlabeled images.
+  validation: np.ndarray  # Held out, to choose among models by.
+
+
+def make(
+  labels: np.ndarray,
+  num_classes: int,
+  number: int | str,
+  seed: int,
+  file: str = '',
+  imbalance: float = 1.0,
+  unlabeled_imbalance: float = 1.0,
+  num_val: int = 0,
+  includes_labeled: bool = True,
+) -> Split:
+  """Parts the training examples.
+
+  Args:
+    labels: [N], -1 where unknown; those are never drawn as labeled.
+    num_classes: labels are below this.
+    number: total of labeled examples, or `ALL`.
+    seed: of the split alone, apart from the seed of training.
+    file: of the indices of labeled examples, instead of a draw.
+    imbalance: how many times as many labels the first class has as the last.
+    unlabeled_imbalance: the same for the unlabeled pool.
+    num_val: examples with known labels to hold out. They are not among the
+      labeled, which do not depend on this number unless they are `ALL`.
+    includes_labeled: whether labeled examples are in the unlabeled pool too.
+  """
+  _check_seed(seed)
+  everything = number == ALL and not file
+  if file:
+    labeled = read(file, labels, num_classes)
+  elif everything or imbalance == 1:
+    labeled = balanced(labels, number, seed, num_classes)
+  else:
+    labeled = long_tailed(labels, int(number), imbalance, seed, num_classes)
+  validation = _hold_out(labels, labeled, everything, num_val, seed)
+  labeled = np.setdiff1d(labeled, validation)
+  pool = np.setdiff1d(np.arange(len(labels)), validation)
+  if unlabeled_imbalance != 1:
+    pool = _thin(labels, pool, unlabeled_imbalance, seed, num_classes)
+  if includes_labeled:
+    pool = np.union1d(pool, labeled)
+  else:
+    pool = np.setdiff1d(pool, labeled)
+  if not len(pool):
+    raise UserError(
+      f'All {len(labeled)} images are labeled, and with '
+      'config.unlabeled_includes_labeled=False none is left in the unlabeled '
+      'pool; set it to true, or take fewer labels.'
+    )
+  return Split(labeled, pool, validation)
+
+
 def balanced(
   labels: np.ndarray, number: int | str, seed: int, num_classes: int
 ) -> np.ndarray:
-  """Draws `number` / `num_classes` examples of each class.
-
-  Class after class without replacement, as the published code bases do, with
-  `np.random.RandomState`: numpy guarantees its stream for ever, while that of
-  `default_rng` may change with a release (NEP 19).
-
-  Args:
-    labels: [N], -1 where unknown; those are never drawn.
-    number: Total of labeled examples, or `ALL`.
-    seed: Of the split alone, apart from the seed of training.
-    num_classes: Labels are below this.
+  """Draws `number` / `num_classes` examples of each class, or `ALL` there are.
 
   Returns:
     Sorted int64 indices into `labels`.
@@ -41,22 +94,98 @@ def balanced(
       f'Number of labels {number} must be a positive multiple of the '
       f'{num_classes} classes; choose one, or {ALL} for all labels.'
     )
+  need = np.full(num_classes, number // num_classes)
+  return _draw(labels, need, np.random.RandomState(seed))
+
+
+def long_tailed(
+  labels: np.ndarray, number: int, factor: float, seed: int, num_classes: int
+) -> np.ndarray:
+  """Draws `number` examples, class k in proportion to factor^(-k / (K - 1)).
+
+  The first class has `factor` times as many as the last, at least one each;
+  a factor below one turns the order around.
+  """
+  if number < num_classes:
+    raise UserError(
+      f'Number of labels {number} is less than the {num_classes} classes; take '
+      'at least one of each.'
+    )
+  need = 1 + _share(number - num_classes, _tail(factor, num_classes))
+  return _draw(labels, need, np.random.RandomState(seed))
+
+
+def _tail(factor, num_classes):
+  """The weights of a long tail, from 1 down to 1 / `factor`."""
+  return factor ** -(np.arange(num_classes) / max(num_classes - 1, 1))
+
+
+def _share(total: int, weights: np.ndarray) -> np.ndarray:
+  """Parts `total` in proportion to `weights`; largest remainders round up."""
+  exact = total * weights / weights.sum()
+  parts = np.floor(exact).astype(np.int64)
+  order = np.argsort(-(exact - parts), kind='stable')
+  parts[order[: total - parts.sum()]] += 1
+  return parts
+
+
+def _draw(labels, need, rng) -> np.ndarray:
+  """Class after class without replacement, as published code bases draw."""
+  drawn = []
+  for label, number in enumerate(need):
+    indices = np.flatnonzero(labels == label)
+    if len(indices) < number:
+      raise UserError(
+        f'Class {label} has {len(indices)} labeled examples, but {need.sum()} '
+        f'labels need {number} of it; ask for fewer labels.'
+      )
+    drawn.append(rng.choice(indices, number, replace=False))
+  return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def _hold_out(labels, labeled, everything, num_val, seed) -> np.ndarray:
+  """Draws from each class in proportion to what may be held out of it.
+
+  Those are its examples that are not labeled; if all are, all but one.
+  """
+  spare = labels >= 0
+  if not everything:
+    spare[labeled] = False
+  counts = np.bincount(labels[spare])
+  if everything:
+    counts = np.maximum(counts - 1, 0)
+  if num_val > counts.sum():
+    raise UserError(
+      f'config.num_val={num_val} is more than the {counts.sum()} training '
+      'examples with a label that can be held out; choose fewer.'
+    )
+  if not num_val:
+    return np.zeros(0, np.int64)
+  rest = np.where(spare, labels, -1)
+  return _draw(rest, _share(num_val, counts), np.random.RandomState([seed, 1]))
+
+
+def _thin(labels, pool, factor, seed, num_classes) -> np.ndarray:
+  """The most of `pool` that has a long tail."""
+  unknown = np.sum(labels[pool] < 0)
+  if unknown:
+    raise UserError(
+      f'config.unlabeled_imbalance={factor} thins out classes, but the classes '
+      f'of {unknown} unlabeled images are unknown; set it to 1.'
+    )
+  inside = np.full(len(labels), -1)
+  inside[pool] = labels[pool]
+  weights = _tail(factor, num_classes)
+  counts = np.bincount(labels[pool], minlength=num_classes)
+  need = np.floor(weights * np.min(counts / weights) + 1e-9).astype(np.int64)
+  return _draw(inside, need, np.random.RandomState([seed, 2]))
+
+
+def _check_seed(seed):
   if not 0 <= seed < 2**32:
     raise UserError(
       f'Split seed {seed} must lie in [0, 2**32); choose another.'
     )
-  need = number // num_classes
-  rng = np.random.RandomState(seed)
-  drawn = []
-  for label in range(num_classes):
-    indices = np.flatnonzero(labels == label)
-    if len(indices) < need:
-      raise UserError(
-        f'Class {label} has {len(indices)} labeled examples, but {number} '
-        f'labels need {need} of each class; ask for fewer labels.'
-      )
-    drawn.append(rng.choice(indices, need, replace=False))
-  return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
 def read(
@@ -143,7 +272,7 @@ def most_confident(
 
 
 def to_json(
-  labeled: np.ndarray,
+  split: Split,
   labels: np.ndarray,
   num_classes: int,
   split_seed: int | None,
@@ -154,11 +283,14 @@ def to_json(
   `source` is 'drawn' or the path of the file that was read; `split_seed` is
   None for the latter.
   """
+  pool = split.unlabeled[labels[split.unlabeled] >= 0]
   return {
     'split_seed': split_seed,
     'source': os.fspath(source),
-    'labeled': [int(index) for index in labeled],
-    'per_class': _per_class(labeled, labels, num_classes).tolist(),
+    'labeled': split.labeled.tolist(),
+    'per_class': _per_class(split.labeled, labels, num_classes).tolist(),
+    'unlabeled_per_class': _per_class(pool, labels, num_classes).tolist(),
+    'validation': split.validation.tolist(),
   }
 
 
