@@ -5,7 +5,8 @@
 Prints a table of test errors in percent (last evaluation, mean ± standard
 deviation over seeds) and writes it with every run below --out. Seed s trains
 with seed s on split s. LabelSpreading of scikit-learn sees the same splits.
-A run that is finished there is not repeated.
+A run that is finished there is not repeated: several processes may share the
+methods between them, and one call at the end make the table of all.
 """
 
 import argparse
@@ -20,17 +21,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from configs import digits as digits_config
-from flatmatch_jax import plots, train
+from flatmatch_jax import methods, plots, train
 from flatmatch_jax.data import sources, splits
 from flatmatch_jax.workdir import Workdir
 
-METHODS = (
-  'supervised',
-  'fixmatch',
-  'freematch',
-  'flatmatch',
-  'flatmatch_e',
-)
+METHODS = (*methods.METHODS, 'sam', 'flatmatch', 'flatmatch_e', 'flatmatch_fix')
 SEEDS = (0, 1, 2)
 GAMMAS = (3.0, 10.0, 20.0, 30.0)
 

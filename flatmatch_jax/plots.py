@@ -53,16 +53,21 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
 
 def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
   """Test error over steps, one line a method: its mean over seeds."""
-  figure, (axis,) = _figure(1)
-  for name, seeds in runs.items():
+  figure, (axis,) = _figure(1 if len(runs) <= 10 else 2)
+  for number, (name, seeds) in enumerate(runs.items()):
     series = [list(_series(rows, 'error')) for rows in seeds]
     steps = series[0][0]
     mean = [
       sum(values) / len(series)
       for values in zip(*(s[1] for s in series), strict=True)
     ]
-    axis.plot(steps, mean, label=name, linewidth=1.6)
+    # Ten colours, then the same in dashes.
+    style = {
+      'color': f'C{number % 10}',
+      'linestyle': '-' if number < 10 else '--',
+    }
+    axis.plot(steps, mean, label=name, linewidth=1.6, **style)
   axis.set(xlabel='step', ylabel='test error, %', ylim=(0, 30))
   axis.grid(alpha=0.3)
-  axis.legend(frameon=False, fontsize='small')
+  axis.legend(frameon=False, fontsize='small', ncols=2 if len(runs) > 6 else 1)
   figure.savefig(path, dpi=120)
