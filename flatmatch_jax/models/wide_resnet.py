@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from flatmatch_jax.types import Prediction
 
@@ -18,7 +19,7 @@ _dense_init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'normal')
 _activation = functools.partial(nn.leaky_relu, negative_slope=0.1)
 
 
-def _conv(x, features, name, size=3, stride=1):
+def _conv(x, features, name, dtype, size=3, stride=1):
   """A square convolution whose bias starts as PyTorch's does."""
   bound = 1 / math.sqrt(size**2 * x.shape[-1])
   return nn.Conv(
@@ -31,6 +32,7 @@ def _conv(x, features, name, size=3, stride=1):
     bias_init=lambda rng, shape, dtype: jax.random.uniform(
       rng, shape, dtype, -bound, bound
     ),
+    dtype=dtype,
     name=name,
   )(x)
 
@@ -42,10 +44,12 @@ class Block(nn.Module):
   stride: int
   first: bool  # The first block of the network activates the shortcut too.
   norm: Any
+  dtype: Any
 
   @nn.compact
   def __call__(self, x):
     same = x.shape[-1] == self.features
+    conv = functools.partial(_conv, dtype=self.dtype)
     norm = self.norm(name='norm1')
     if self.first:
       x = y = _activation(norm(x))
@@ -57,11 +61,11 @@ class Block(nn.Module):
       y = x
       if self.is_initializing():
         norm(x)
-    y = _conv(y, self.features, 'conv1', stride=self.stride)
+    y = conv(y, self.features, 'conv1', stride=self.stride)
     y = _activation(self.norm(name='norm2')(y))
-    y = _conv(y, self.features, 'conv2')
+    y = conv(y, self.features, 'conv2')
     if not same:
-      x = _conv(x, self.features, 'shortcut', size=1, stride=self.stride)
+      x = conv(x, self.features, 'shortcut', size=1, stride=self.stride)
     return x + y
 
 
@@ -74,6 +78,9 @@ class WideResNet(nn.Module):
     strides: of each stage; (1, 2, 2) for the usual three.
     bn_momentum: decay of the running statistics.
     heads: extra linear heads as (name, size).
+    dtype: of convolutions and activations; parameters, statistics, pooling and
+      heads stay float32.
+    remat: compute each block again in the backward pass, to save memory.
   """
 
   num_classes: int
@@ -82,6 +89,8 @@ class WideResNet(nn.Module):
   strides: tuple[int, ...] = (1, 2, 2)
   bn_momentum: float = 0.999
   heads: tuple[tuple[str, int], ...] = ()
+  dtype: Any = jnp.float32
+  remat: bool = False
 
   @nn.compact
   def __call__(self, x, train: bool) -> Prediction:
@@ -90,19 +99,22 @@ class WideResNet(nn.Module):
       use_running_average=not train,
       momentum=self.bn_momentum,
       epsilon=1e-3,
+      dtype=self.dtype,  # Of its output: it computes in float32.
     )
+    block_class = nn.remat(Block) if self.remat else Block
     dense = functools.partial(nn.Dense, kernel_init=_dense_init)
-    x = _conv(x, 16, 'stem')
+    x = _conv(x, 16, 'stem', self.dtype)
     for stage, stride in enumerate(self.strides):
       for block in range(self.blocks):
-        x = Block(
+        x = block_class(
           16 * self.width * 2**stage,
           stride=stride if block == 0 else 1,
           first=stage == block == 0,
           norm=norm,
+          dtype=self.dtype,
           name=f'stage{stage + 1}_block{block + 1}',
         )(x)
-    x = _activation(norm(name='norm')(x))
+    x = _activation(norm(name='norm', dtype=jnp.float32)(x))
     features = x.mean((1, 2))
     return Prediction(
       logits=dense(self.num_classes, name='classifier')(features),

@@ -1,0 +1,112 @@
+"""Residual networks with bottlenecks (https://arxiv.org/abs/1512.03385).
+
+As in torchvision: the stride sits in the 3x3 convolution ("v1.5"), the last
+norm of a block starts at one like the others.
+"""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from flatmatch_jax.types import Prediction
+
+_kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+
+
+def _conv(x, features, name, dtype, size=1, stride=1):
+  """A square convolution, padded alike on both sides, without a bias."""
+  return nn.Conv(
+    features,
+    (size, size),
+    stride,
+    padding=size // 2,
+    use_bias=False,
+    kernel_init=_kernel_init,
+    dtype=dtype,
+    name=name,
+  )(x)
+
+
+class Bottleneck(nn.Module):
+  """1x1 down to `features`, 3x3, 1x1 up to four times as many."""
+
+  features: int
+  stride: int
+  norm: Any
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x):
+    conv = functools.partial(_conv, dtype=self.dtype)
+    y = conv(x, self.features, 'conv1')
+    y = nn.relu(self.norm(name='norm1')(y))
+    y = conv(y, self.features, 'conv2', size=3, stride=self.stride)
+    y = nn.relu(self.norm(name='norm2')(y))
+    y = conv(y, 4 * self.features, 'conv3')
+    y = self.norm(name='norm3')(y)
+    if x.shape != y.shape:
+      x = conv(x, 4 * self.features, 'shortcut', stride=self.stride)
+      x = self.norm(name='shortcut_norm')(x)
+    return nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+  """Stem, stages of bottlenecks, global average pooling, linear heads.
+
+  Attributes:
+    blocks: number of blocks of each stage; the default is ResNet-50.
+    width: channels after the stem, doubled from stage to stage.
+    bn_momentum: decay of the running statistics.
+    heads: extra linear heads as (name, size).
+    dtype: of convolutions and activations; parameters, statistics, pooling and
+      heads stay float32.
+    remat: compute each block again in the backward pass, to save memory.
+  """
+
+  num_classes: int
+  blocks: tuple[int, ...] = (3, 4, 6, 3)
+  width: int = 64
+  bn_momentum: float = 0.9
+  heads: tuple[tuple[str, int], ...] = ()
+  dtype: Any = jnp.float32
+  remat: bool = False
+
+  @nn.compact
+  def __call__(self, x, train: bool) -> Prediction:
+    norm = functools.partial(
+      nn.BatchNorm,
+      use_running_average=not train,
+      momentum=self.bn_momentum,
+      epsilon=1e-5,
+      dtype=self.dtype,  # Of its output: it computes in float32.
+    )
+    block_class = nn.remat(Bottleneck) if self.remat else Bottleneck
+    x = _conv(x, self.width, 'stem', self.dtype, size=7, stride=2)
+    x = nn.relu(norm(name='norm')(x))
+    x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+    for stage, blocks in enumerate(self.blocks):
+      for block in range(blocks):
+        x = block_class(
+          self.width * 2**stage,
+          stride=2 if stage and block == 0 else 1,
+          norm=norm,
+          dtype=self.dtype,
+          name=f'stage{stage + 1}_block{block + 1}',
+        )(x)
+    features = x.astype(jnp.float32).mean((1, 2))
+    bound = 1 / math.sqrt(features.shape[-1])
+    uniform = lambda rng, shape, dtype: jax.random.uniform(
+      rng, shape, dtype, -bound, bound
+    )
+    dense = functools.partial(nn.Dense, kernel_init=uniform, bias_init=uniform)
+    return Prediction(
+      logits=dense(self.num_classes, name='classifier')(features),
+      features=features,
+      heads={
+        name: dense(size, name=name)(features) for name, size in self.heads
+      },
+    )
