@@ -2,12 +2,16 @@
 
 import math
 
+from flax import traverse_util
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from flatmatch_jax import optimizer
+from flatmatch_jax.models.vit import VisionTransformer
+from flatmatch_jax.types import UserError
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,97 @@ def test_nesterov_and_decay_follow_the_recursion():
     bias = bias - rate * (gradients[1] + 0.9 * velocity[1])
     np.testing.assert_allclose(params['kernel'], kernel, rtol=1e-5)
     np.testing.assert_allclose(params['bias'], bias, rtol=1e-5)
+
+
+def test_warm_up_is_a_line_and_the_cosine_takes_the_rest():
+  schedule = optimizer.cosine_schedule(0.1, 30, warmup_steps=10)
+  at = lambda step: float(jax.jit(schedule)(step)) / 0.1
+  assert [at(step) for step in (0, 1, 5, 9)] == pytest.approx(
+    [0, 0.1, 0.5, 0.9]
+  )
+  assert at(10) == pytest.approx(1)
+  assert at(20) == pytest.approx(0.77301, abs=5e-6)
+  assert at(30) == pytest.approx(0.19509, abs=5e-6)
+
+
+def tiny_vit(depth):
+  """Random parameters of a tiny ViT with an extra head."""
+  rng = np.random.RandomState(0)
+  model = VisionTransformer(
+    3, patch=4, size=4, depth=depth, num_heads=2, heads=(('rotation', 4),)
+  )
+  x = jnp.zeros((1, 4, 4, 1))
+  init = lambda: model.init(jax.random.key(0), x, train=True)
+  return jax.tree.map(
+    lambda p: rng.randn(*p.shape).astype(np.float32),
+    jax.eval_shape(init)['params'],
+  )
+
+
+def test_adamw_follows_the_recursion():
+  rng = np.random.RandomState(0)
+  shapes = {
+    'cls': (1, 1, 2),
+    'position': (1, 3, 2),
+    'patch/kernel': (1, 1, 1, 2),
+    'norm/scale': (2,),
+    'classifier/kernel': (2, 3),
+    'classifier/bias': (3,),
+  }
+  decayed = {'patch/kernel', 'classifier/kernel'}
+  values = {name: rng.randn(*shape) for name, shape in shapes.items()}
+  nest = lambda flat: traverse_util.unflatten_dict(
+    {k: jnp.asarray(v) for k, v in flat.items()}, sep='/'
+  )
+  params = nest(values)
+  tx = optimizer.adamw(optimizer.cosine_schedule(0.1, 10), weight_decay=0.02)
+  state = tx.init(params)
+  first = dict.fromkeys(shapes, 0.0)
+  second = dict.fromkeys(shapes, 0.0)
+  for step in range(3):
+    gradients = {name: rng.randn(*shape) for name, shape in shapes.items()}
+    updates, state = tx.update(nest(gradients), state, params)
+    params = optax.apply_updates(params, updates)
+    rate = 0.1 * math.cos(7 * math.pi / 16 * step / 10)
+    for name, g in gradients.items():
+      first[name] = 0.9 * first[name] + 0.1 * g
+      second[name] = 0.999 * second[name] + 0.001 * g**2
+      mean = first[name] / (1 - 0.9 ** (step + 1))
+      square = second[name] / (1 - 0.999 ** (step + 1))
+      if name in decayed:
+        values[name] = values[name] * (1 - rate * 0.02)
+      values[name] = values[name] - rate * mean / (np.sqrt(square) + 1e-8)
+  for name, value in traverse_util.flatten_dict(params, sep='/').items():
+    np.testing.assert_allclose(value, values[name], rtol=2e-5, atol=1e-6)
+
+
+def test_layers_near_the_image_learn_and_decay_more_slowly():
+  params = tiny_vit(depth=2)
+  gradients = jax.tree.map(jnp.ones_like, params)  # Adam's first step is 1.
+  tx = optimizer.adamw(lambda _: 0.1, weight_decay=0.5, layer_decay=0.5)
+  updates, _ = jax.jit(tx.update)(gradients, tx.init(params), params)
+  rates = {
+    'cls': 0.0125,
+    'position': 0.0125,
+    'patch': 0.0125,
+    'block1': 0.025,
+    'block2': 0.05,
+    'norm': 0.05,
+    'classifier': 0.1,
+    'rotation': 0.1,
+  }
+  assert set(updates) == set(rates)
+  for name, rate in rates.items():
+    for update, p in zip(
+      jax.tree.leaves(updates[name]), jax.tree.leaves(params[name]), strict=True
+    ):
+      decays = p.ndim > 1 and name not in ('cls', 'position')
+      wanted = -rate * (1 + 0.5 * p) if decays else np.full(p.shape, -rate)
+      np.testing.assert_allclose(update, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_layer_decay_is_for_vits():
+  params = {'stem': {'kernel': jnp.ones((2, 2))}}
+  optimizer.adamw(lambda _: 0.1, 0.0).init(params)
+  with pytest.raises(UserError, match=r'layer_decay of 0\.5 .* ViT'):
+    optimizer.adamw(lambda _: 0.1, 0.0, layer_decay=0.5).init(params)
