@@ -1,0 +1,166 @@
+"""Arrays by name in .npz and .safetensors files, read without trusting them.
+
+Nothing is unpickled. Shapes come from the headers; an array is read only when
+asked for, and by then its size is known to fit the file.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+import json
+import math
+import pathlib
+from typing import Any, BinaryIO, NamedTuple
+import zipfile
+import zlib
+
+import jax.numpy as jnp
+import numpy as np
+
+from flatmatch_jax.types import UserError
+
+_MAX_HEADER = 2**24  # A large ViT's takes 2**16 bytes.
+_DTYPES: dict[str, Any] = {
+  'F32': np.float32,
+  'F16': np.float16,
+  'BF16': jnp.bfloat16,
+}
+
+
+class Stored(NamedTuple):
+  """An array in a file."""
+
+  shape: tuple[int, ...]
+  read: Callable[[], np.ndarray]  # As float32.
+
+
+class _BadFileError(Exception):
+  """The message completes the sentence 'cannot be read: …'."""
+
+
+@contextlib.contextmanager
+def open_arrays(path: str) -> Iterator[dict[str, Stored]]:
+  """The arrays of a file by name, valid inside the `with`.
+
+  Whatever is wrong with the file, there or in a `read`, is a UserError.
+  """
+  if not pathlib.Path(path).is_file():
+    raise UserError(f'{path} is not a file; name a file of weights.')
+  try:
+    with open(path, 'rb') as file:
+      if file.read(4) == b'PK\x03\x04':
+        with zipfile.ZipFile(file) as archive:
+          yield _npz(archive)
+      else:
+        yield _safetensors(file)
+  except UserError:
+    raise
+  except (
+    _BadFileError,
+    OSError,
+    EOFError,
+    RuntimeError,  # Encrypted; or JSON nested too deeply.
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+  ) as error:
+    raise UserError(
+      f'{path} cannot be read: {error}. Expected is a whole .npz file of plain '
+      'arrays, or a .safetensors file; pickles are not opened.'
+    ) from error
+
+
+def _npz(archive: zipfile.ZipFile) -> dict[str, Stored]:
+  """One .npy an array. Numpy's own reader allocates before it checks."""
+  arrays = {}
+  for info in archive.infolist():
+    name = info.filename.removesuffix('.npy')
+    if name == info.filename:
+      raise _BadFileError(f'{name} in it is not an array')
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+      raise _BadFileError(f'{name} has an unusual compression')
+    with archive.open(info) as member:
+      if np.lib.format.read_magic(member) != (1, 0):
+        raise _BadFileError(f'{name} has an unusual .npy version')
+      shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+      start = member.tell()
+    if dtype.hasobject:
+      raise _BadFileError(f'{name} holds pickled objects')
+    _check_size(name, shape, dtype, info.file_size - start)
+    axes = 'F' if fortran else 'C'
+    arrays[name] = Stored(
+      shape,
+      functools.partial(_read_npy, archive, info, start, dtype, shape, axes),
+    )
+  return arrays
+
+
+def _read_npy(archive, info, start, dtype, shape, axes):
+  with archive.open(info) as member:
+    values = np.frombuffer(member.read()[start:], dtype)
+  return _floats(info.filename, values.reshape(shape, order=axes))
+
+
+def _safetensors(file: BinaryIO) -> dict[str, Stored]:
+  """Length of the header, header in JSON, bytes."""
+  file.seek(0)
+  length = int.from_bytes(file.read(8), 'little')
+  start = 8 + length
+  room = file.seek(0, 2) - start
+  if length > _MAX_HEADER or room < 0:
+    raise _BadFileError(f'a header of {length} bytes does not fit')
+  file.seek(8)
+  header = json.loads(file.read(length))
+  if not isinstance(header, dict):
+    raise _BadFileError('its header is not a table')
+  header.pop('__metadata__', None)
+  arrays = {}
+  for name, entry in header.items():
+    code, shape, begin, end = _checked(name, entry)
+    if end > room:
+      raise _BadFileError(f'{name} ends beyond the file, which may be cut off')
+    if code in _DTYPES:
+      _check_size(name, shape, np.dtype(_DTYPES[code]), end - begin)
+    arrays[name] = Stored(
+      shape,
+      functools.partial(
+        _read_tensor, file, name, start + begin, end - begin, code, shape
+      ),
+    )
+  return arrays
+
+
+def _checked(name, entry):
+  match entry:
+    case {
+      'dtype': str(code),
+      'shape': [*shape],
+      'data_offsets': [begin, end],
+    } if (
+      all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+      and begin <= end
+    ):
+      return code, tuple(shape), begin, end
+  raise _BadFileError(f'the entry of {name} is malformed')
+
+
+def _read_tensor(file, name, start, size, code, shape):
+  if code not in _DTYPES:
+    raise _BadFileError(f'{name} has dtype {code}, not {", ".join(_DTYPES)}')
+  file.seek(start)
+  values = np.frombuffer(file.read(size), _DTYPES[code])
+  return _floats(name, values.reshape(shape))
+
+
+def _check_size(name, shape, dtype, size):
+  if math.prod(shape) * dtype.itemsize != size:
+    raise _BadFileError(f'{name} does not have the size of its shape {shape}')
+
+
+def _floats(name, values):
+  if not jnp.issubdtype(values.dtype, jnp.floating):
+    raise _BadFileError(f'{name} has dtype {values.dtype}, not a float')
+  values = values.astype(np.float32)
+  if not np.isfinite(values).all():
+    raise _BadFileError(f'{name} holds NaN or infinity')
+  return values
