@@ -204,7 +204,9 @@ def dry_run(chosen: list[Cell], seeds: list[int]) -> bool:
   """Prints of each command whether it starts; returns whether all do."""
   reasons: dict[str, str | None] = {}
   make_forward: Callable = forward.make_forward
-  remembering = lambda network, *args: make_forward(_Remembered(network), *args)
+  remembering = lambda network, *args, **kwargs: make_forward(
+    _Remembered(network), *args, **kwargs
+  )
   failures = 0
   with mock.patch.object(forward, 'make_forward', remembering):
     for cell in chosen:
