@@ -1,0 +1,275 @@
+"""Random access to the TFRecord files that TFDS prepares.
+
+Such files have no index, so they are read through once, which also checks
+every checksum; where each record lies and its label is kept in an .npz beside
+them. ImageNet's 140 GB take as long as the disk needs, and after that seconds.
+"""
+
+from collections.abc import Mapping
+import concurrent.futures
+import contextlib
+import dataclasses
+import io
+import os
+import sys
+import zipfile
+
+import numpy as np
+from tqdm import tqdm
+
+from flatmatch_jax.types import UserError
+
+_FRAME = 16  # Bytes around a record: length, its checksum, data's checksum.
+_HEADER = 12  # Those of them that precede the data.
+_BATCH = 64
+_THREADS = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Records:
+  """The records of a split in the order of TFDS, or a selection of them."""
+
+  files: tuple[str, ...]
+  file_number: np.ndarray  # [N], into `files`.
+  offset: np.ndarray  # [N], of the first byte of the data.
+  length: np.ndarray  # [N], in bytes.
+  labels: np.ndarray  # [N] int32, -1 where unknown.
+  class_names: tuple[str, ...]
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def read(self, i: int) -> bytes:
+    """The encoded image of record `i`; threads may read at the same time."""
+    from google.protobuf import message
+    import tensorflow as tf
+
+    path = self.files[self.file_number[i]]
+    offset, length = int(self.offset[i]), int(self.length[i])
+    # Opened each time: a thousand files are more than a process may hold.
+    try:
+      if '://' in path:
+        with tf.io.gfile.GFile(path, 'rb') as remote:
+          remote.seek(offset)
+          data = remote.read(length)
+      else:
+        with open(path, 'rb', buffering=0) as local:
+          data = os.pread(local.fileno(), length, offset)
+      example = tf.train.Example.FromString(data)
+      (image,) = example.features.feature['image'].bytes_list.value
+    except (OSError, tf.errors.OpError, message.DecodeError, ValueError) as e:
+      raise UserError(
+        f'Image {self.describe(i)} cannot be read: {type(e).__name__}: {e}. '
+        'The file has changed since it was indexed; prepare the dataset again.'
+      ) from e
+    return image
+
+  def describe(self, i: int) -> str:
+    return f'{i} (byte {self.offset[i]} of {self.files[self.file_number[i]]})'
+
+  def select(self, classes: Mapping[str, str]) -> 'Records':
+    """Those of some classes, numbered in the order of `classes`.
+
+    `classes` maps the names to be shown to the names that the dataset has.
+    """
+    number = {name: i for i, name in enumerate(self.class_names)}
+    absent = [name for name in classes.values() if name not in number]
+    if absent:
+      raise UserError(
+        f'The dataset has no class {absent[0]!r} ({len(absent)} of '
+        f'{len(classes)} are absent); its names are like '
+        f'{self.class_names[0]!r}.'
+      )
+    new = np.full(len(number) + 1, -1, np.int32)  # The last one is for -1.
+    new[[number[name] for name in classes.values()]] = np.arange(len(classes))
+    labels = new[self.labels]
+    kept = np.flatnonzero(labels >= 0)
+    return Records(
+      files=self.files,
+      file_number=self.file_number[kept],
+      offset=self.offset[kept],
+      length=self.length[kept],
+      labels=labels[kept],
+      class_names=tuple(classes),
+    )
+
+
+def open_split(
+  builder, split: str, cache_dir: str | os.PathLike | None = None
+) -> Records:
+  """Indexes a split of a prepared TFDS builder, or reads its index.
+
+  Args:
+    builder: prepared, with encoded 'image' and 'label', as TFRecord files.
+    split: such as 'train'.
+    cache_dir: where the index goes if the folder of the data is not writable.
+  """
+  paths = _paths(builder, split)
+  counts = builder.info.splits[split].shard_lengths
+  names, sizes = _files(paths)
+  folders = [os.fspath(builder.data_dir)]
+  folders += [os.path.expanduser(cache_dir)] if cache_dir else []
+  name = builder.info.full_name.replace('/', '-')
+  indices = [
+    os.path.join(folder, f'{name}-{split}.index.npz') for folder in folders
+  ]
+  found = (_load(index, names, sizes) for index in indices)
+  columns = next((columns for columns in found if columns), None)
+  if columns is None:
+    columns = _scan(paths, counts)
+    _save(indices, columns | {'names': names, 'sizes': sizes})
+  label = builder.info.features['label']
+  return Records(
+    files=tuple(paths),
+    class_names=tuple(
+      label.names or [str(i) for i in range(label.num_classes)]
+    ),
+    **columns,
+  )
+
+
+def _paths(builder, split: str) -> list[str]:
+  """The files of a split in TFDS's order; UserError if they cannot serve."""
+  info = builder.info
+  if split not in info.splits:
+    raise UserError(
+      f'{info.full_name} in {builder.data_dir} has no split {split!r}; it has '
+      f'{", ".join(info.splits)}.'
+    )
+  file_format = info.file_format.value
+  if file_format != 'tfrecord':
+    raise UserError(
+      f'{info.full_name} in {builder.data_dir} is stored as {file_format}, but '
+      'only TFRecord files can be streamed; prepare it with '
+      f"tfds.builder('{info.name}', file_format='tfrecord')"
+      '.download_and_prepare().'
+    )
+  absent = {'image', 'label'} - set(info.features)
+  if absent:
+    raise UserError(
+      f'{info.full_name} has no feature {min(absent)!r}; a dataset for '
+      "classification has 'image' and 'label'."
+    )
+  return [os.fspath(path) for path in info.splits[split].filepaths]
+
+
+def _files(paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
+  """Names and sizes, by which an index knows its files."""
+  import tensorflow as tf
+
+  try:
+    sizes = [tf.io.gfile.stat(path).length for path in paths]
+  except tf.errors.OpError as error:
+    raise UserError(
+      f'A file of the dataset is missing: {error.message}. Prepare the dataset '
+      'again, or copy its whole folder.'
+    ) from error
+  return np.array([os.path.basename(path) for path in paths]), np.array(sizes)
+
+
+def _scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
+  """Reads all files; returns the columns of Records, each [N]."""
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    scans = pool.map(_scan_file, paths, counts)
+    bar = tqdm(
+      scans,
+      'indexing',
+      len(paths),
+      unit='file',
+      disable=not sys.stderr.isatty(),
+    )
+    try:
+      parts = list(bar)
+    except BaseException:
+      pool.shutdown(wait=False, cancel_futures=True)
+      raise
+  lengths, labels = map(np.concatenate, zip(*parts, strict=True))
+  starts = [np.cumsum(length + _FRAME) - length - _FRAME for length, _ in parts]
+  return {
+    'file_number': np.repeat(np.arange(len(paths), dtype=np.int32), counts),
+    'offset': np.concatenate(starts) + _HEADER,
+    'length': lengths,
+    'labels': labels,
+  }
+
+
+def _scan_file(path: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Lengths [n] int64 and labels [n] int32; TensorFlow checks the checksums."""
+  import tensorflow as tf
+
+  file = tf.data.TFRecordDataset(path, buffer_size=2**22)
+  label = {'label': tf.io.FixedLenFeature([], tf.int64)}
+  lengths, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+  try:
+    for batch in file.batch(_BATCH):
+      lengths.append(tf.strings.length(batch).numpy().astype(np.int64))
+      parsed = tf.io.parse_example(batch, label)['label']
+      labels.append(parsed.numpy().astype(np.int32))
+  except tf.errors.OpError as error:
+    number, message = _first_damaged(file, label)
+    raise UserError(
+      f'Record {number} of {path} is damaged: {message or error.message}. '
+      'Copy the file again, or prepare the dataset again.'
+    ) from error
+  found = sum(map(len, lengths))
+  if found != count:
+    raise UserError(
+      f'{path} holds {found} records, but dataset_info.json says {count}; copy '
+      'the file again, or prepare the dataset again.'
+    )
+  return np.concatenate(lengths), np.concatenate(labels)
+
+
+def _first_damaged(file, label) -> tuple[int, str]:
+  """The number of the first record that fails, and why it does."""
+  import tensorflow as tf
+
+  number = 0
+  try:
+    for record in file:
+      tf.io.parse_single_example(record, label)
+      number += 1
+  except tf.errors.OpError as error:
+    return number, error.message
+  return number, ''
+
+
+def _load(path: str, names, sizes) -> dict[str, np.ndarray] | None:
+  """An index; None if it is absent, damaged or of other files."""
+  import tensorflow as tf
+
+  try:
+    with tf.io.gfile.GFile(path, 'rb') as file:
+      content = np.load(io.BytesIO(file.read()), allow_pickle=False)
+    same = np.array_equal(content['names'], names)
+    if not same or not np.array_equal(content['sizes'], sizes):
+      return None
+    return {
+      key: content[key] for key in ('file_number', 'offset', 'length', 'labels')
+    }
+  except tf.errors.OpError:
+    return None
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    return None
+
+
+def _save(paths: list[str], columns: dict[str, np.ndarray]) -> None:
+  """Writes the index to the first of `paths` that can be written.
+
+  If none can, the next run scans again.
+  """
+  import tensorflow as tf
+
+  content = io.BytesIO()
+  np.savez(content, **columns)  # type: ignore[arg-type]
+  for path in paths:
+    part = f'{path}.{os.getpid()}.tmp'  # Several processes may write at once.
+    try:
+      tf.io.gfile.makedirs(os.path.dirname(path))
+      with tf.io.gfile.GFile(part, 'wb') as file:
+        file.write(content.getvalue())
+      tf.io.gfile.rename(part, path, overwrite=True)
+      return
+    except (tf.errors.OpError, OSError):
+      with contextlib.suppress(tf.errors.OpError, OSError):
+        tf.io.gfile.remove(part)

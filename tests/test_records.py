@@ -1,0 +1,257 @@
+"""Records are found in files that have no index, and damage is named."""
+
+import dataclasses
+import io
+import os
+import shutil
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from flatmatch_jax.data import records, sources
+from flatmatch_jax.types import UserError
+
+COUNTS = {'train': 30, 'validation': 7}
+SIZES = ((40, 60), (60, 40), (50, 50), (24, 90), (8, 9))
+
+
+def encode(image, kind='JPEG', **kwargs):
+  file = io.BytesIO()
+  image.save(file, kind, **kwargs)
+  return file.getvalue()
+
+
+def picture(split, i):
+  """The encoded image `i` of a split: all sizes and kinds, no two the same."""
+  rng = np.random.RandomState(1000 * len(split) + i)
+  colour = rng.randint(40, 216, 3)  # By which a crop can be recognized.
+  coarse = (colour + rng.randint(-40, 41, (4, 4, 3))).astype(np.uint8)
+  image = Image.fromarray(coarse).resize(SIZES[i % len(SIZES)], Image.BILINEAR)
+  if i % 10 == 7:
+    return encode(image.convert('L'))
+  if i % 10 == 8:
+    return encode(image.convert('CMYK'))
+  if i % 10 == 9:
+    return encode(image, 'PNG')
+  return encode(image, quality=95)
+
+
+def label_of(split, i):
+  return (7 * i + len(split)) % 10
+
+
+def prepare(folder, counts=COUNTS, image=picture, num_shards=3, **kwargs):
+  """Writes a small 'imagenet2012' with the real builder of TFDS."""
+  tfds = sources._import_tfds()
+  builder = tfds.builder('imagenet2012', data_dir=folder, **kwargs)
+  examples = {
+    split: [
+      (
+        i,
+        {
+          'file_name': f'{split}_{i}.JPEG',
+          'image': io.BytesIO(image(split, i)),
+          'label': label_of(split, i),
+        },
+      )
+      for i in range(count)
+    ]
+    for split, count in counts.items()
+  }
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      type(builder),
+      '_split_generators',
+      lambda self, *args, **kwargs: {k: iter(v) for k, v in examples.items()},
+    )
+    tfds.display_progress_bar(False)
+    builder.download_and_prepare(
+      download_config=tfds.download.DownloadConfig(num_shards=num_shards)
+    )
+  return builder
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  return prepare(tmp_path_factory.mktemp('imagenet'))
+
+
+@pytest.fixture
+def builder(prepared, tmp_path):
+  """A copy that a test may damage, without an index."""
+  folder = tmp_path / 'data'
+  ignored = shutil.ignore_patterns('*.npz')
+  source = os.path.dirname(os.path.dirname(prepared.data_dir))
+  shutil.copytree(source, folder, ignore=ignored)
+  return sources._import_tfds().builder('imagenet2012', data_dir=folder)
+
+
+def stored(builder, split):
+  """Images and labels in the order in which TFDS reads them."""
+  import tensorflow_datasets as tfds
+
+  data = builder.as_dataset(
+    split=split,
+    decoders={'image': tfds.decode.SkipDecoding()},
+    read_config=tfds.ReadConfig(interleave_cycle_length=1),
+  )
+  pairs = [(x['image'], x['label']) for x in tfds.as_numpy(data)]
+  return zip(*pairs, strict=True)
+
+
+@pytest.mark.parametrize('split', COUNTS)
+def test_every_record_is_the_original_in_the_order_of_tfds(builder, split):
+  found = records.open_split(builder, split)
+  images, labels = stored(builder, split)
+  assert len(set(found.file_number)) == 3
+  assert len(found) == COUNTS[split]
+  assert [found.read(i) for i in range(len(found))] == list(images)
+  assert found.labels.tolist() == list(labels)
+  assert found.labels.dtype == np.int32
+  originals = {picture(split, i): label_of(split, i) for i in range(len(found))}
+  assert len(originals) == len(found)
+  assert [originals[image] for image in images] == list(labels)
+  assert found.class_names[:2] == ('n01440764', 'n01443537')
+
+
+def forbid(*_):
+  raise AssertionError('The files were read again.')
+
+
+def test_index_is_written_once_and_survives_a_move(
+  builder, tmp_path, monkeypatch
+):
+  first = records.open_split(builder, 'train')
+  shutil.move(tmp_path / 'data', tmp_path / 'moved')
+  moved = sources._import_tfds().builder(
+    'imagenet2012', data_dir=tmp_path / 'moved'
+  )
+  monkeypatch.setattr(records, '_scan', forbid)
+  second = records.open_split(moved, 'train')
+  assert 'moved' in second.files[0]
+  for field in ('file_number', 'offset', 'length', 'labels'):
+    np.testing.assert_array_equal(
+      getattr(first, field), getattr(second, field), strict=True
+    )
+  assert second.read(5)
+
+
+def test_unwritable_folder_leaves_the_index_in_the_cache(
+  builder, tmp_path, monkeypatch
+):
+  index = os.path.join(builder.data_dir, 'imagenet2012-5.1.0-train.index.npz')
+  os.makedirs(os.path.join(index, 'in the way'))
+  records.open_split(builder, 'train', tmp_path / 'cache')
+  assert len(list((tmp_path / 'cache').iterdir())) == 1
+  assert not [name for name in os.listdir(builder.data_dir) if 'tmp' in name]
+  monkeypatch.setattr(records, '_scan', forbid)
+  assert len(records.open_split(builder, 'train', tmp_path / 'cache')) == 30
+
+
+@pytest.mark.parametrize('how', ['cut', 'noise', 'old', 'pickle'])
+def test_index_that_cannot_serve_is_made_anew(builder, how):
+  good = records.open_split(builder, 'train')
+  path = os.path.join(builder.data_dir, 'imagenet2012-5.1.0-train.index.npz')
+  with open(path, 'rb') as file:
+    content = file.read()
+  if how == 'cut':
+    content = content[:-100]
+  elif how == 'noise':
+    content = b'no zip'
+  else:
+    file = io.BytesIO()
+    columns = dict(np.load(path))
+    if how == 'old':
+      columns['sizes'][1] += 1
+      columns['labels'][:] = 3
+    else:
+      columns['labels'] = np.array([None] * 30, object)
+    np.savez(file, **columns)
+    content = file.getvalue()
+  with open(path, 'wb') as file:
+    file.write(content)
+  again = records.open_split(builder, 'train')
+  np.testing.assert_array_equal(again.labels, good.labels)
+  np.testing.assert_array_equal(np.load(path)['labels'], good.labels)
+
+
+def damage(builder, function):
+  """Changes the second file; returns its path."""
+  path = builder.info.splits['train'].filepaths[1]
+  path.write_bytes(function(bytearray(path.read_bytes())))
+  return str(path)
+
+
+def flip(at):
+  def function(content):
+    content[at] ^= 1
+    return content
+
+  return function
+
+
+def second_record(content):
+  return 16 + int.from_bytes(content[:8], 'little')
+
+
+@pytest.mark.parametrize(
+  ('change', 'match'),
+  [
+    (lambda x: x[:-100], r'Record 9 of .*00001-of-.* is damaged'),
+    (flip(1), r'Record 0 of .*00001-of-.* is damaged'),  # A length.
+    (flip(100), r'Record 0 of .*00001-of-.* is damaged'),  # Data.
+    (lambda x: flip(second_record(x) + 20)(x), r'Record 1 of .* is damaged'),
+    (lambda x: x[: second_record(x)], r'00001-of-.* holds 1 records.*says 10'),
+    (lambda x: b'', r'holds 0 records.*says 10'),
+  ],
+)
+def test_damage_is_named(builder, change, match):
+  damage(builder, change)
+  with pytest.raises(UserError, match=match):
+    records.open_split(builder, 'train')
+
+
+def test_missing_file_is_named(builder):
+  os.remove(builder.info.splits['train'].filepaths[1])
+  with pytest.raises(UserError, match=r'missing: .*00001-of-'):
+    records.open_split(builder, 'train')
+
+
+def test_file_that_changes_after_indexing_is_named(builder):
+  found = records.open_split(builder, 'train')
+  damage(builder, lambda x: x[:20])
+  with pytest.raises(UserError, match=r'Image 12 .*00001-of-.* cannot be read'):
+    found.read(12)
+
+
+def test_other_split_and_other_format_are_refused(builder, tmp_path):
+  with pytest.raises(UserError, match=r"no split 'test'; it has train, valid"):
+    records.open_split(builder, 'test')
+  pytest.importorskip('array_record')
+  other = prepare(
+    tmp_path, {'train': 2}, num_shards=1, file_format='array_record'
+  )
+  with pytest.raises(UserError, match=r"array_record.*file_format='tfrecord'"):
+    records.open_split(other, 'train')
+
+
+def test_selection_takes_classes_in_the_order_given(builder):
+  found = records.open_split(builder, 'train')
+  names = found.class_names
+  chosen = found.select({'b': names[8], 'a': names[2]})
+  assert chosen.class_names == ('b', 'a')
+  kept = np.flatnonzero(np.isin(found.labels, (2, 8)))
+  expected = np.where(found.labels[kept] == 8, 0, 1)
+  np.testing.assert_array_equal(chosen.labels, expected)
+  assert [chosen.read(i) for i in range(len(chosen))] == [
+    found.read(i) for i in kept
+  ]
+  with pytest.raises(UserError, match=r"no class 'n0'.*like 'n01440764'"):
+    found.select({'a': 'n0'})
+
+
+def test_unknown_labels_belong_to_no_class(builder):
+  found = records.open_split(builder, 'train')
+  unknown = dataclasses.replace(found, labels=np.full(30, -1, np.int32))
+  assert len(unknown.select({'a': found.class_names[-1]})) == 0
