@@ -1,0 +1,346 @@
+"""Data that does not fit on the device: decoded on the host, step by step.
+
+As with resident data a batch is a function of (seed, step): row r of step t
+draws its image and its crops from a generator whose counter is (t, r). A run
+therefore starts at any step without replaying, and any process can make any
+rows. The host reads, decodes and crops; flips, RandAugment and Cutout follow
+on the device, inside the compiled step.
+"""
+
+import atexit
+from collections.abc import Generator, Mapping
+import os
+import queue
+import threading
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from flatmatch_jax.data import augment, crops, records, sources
+from flatmatch_jax.data.frames import Frames
+from flatmatch_jax.types import Batch, UserError
+
+
+class Streaming(NamedTuple):
+  """The training set, and which of its images play which part: numpy."""
+
+  images: Frames
+  labels: np.ndarray  # [N], -1 where unknown.
+  labeled: np.ndarray  # Indices of the images whose labels may be used.
+  unlabeled: np.ndarray  # Indices of the pool of unlabeled images.
+  # Indices and labels of D^l ∪ D^fix, from which FlatMatch with fixed labels
+  # takes its perturbation.
+  fixed: np.ndarray | None = None
+  fixed_labels: np.ndarray | None = None
+
+
+def from_tfds(
+  name: str,
+  data_dir: str | os.PathLike | None,
+  image_size: int,
+  classes: Mapping[str, str] | None = None,
+  splits: tuple[str, str] = ('train', 'validation'),
+  cache_dir: str | os.PathLike | None = None,
+) -> sources.Dataset:
+  """Opens a prepared TFDS dataset; its images are `Frames`, not arrays.
+
+  Args:
+    name: of TFDS, such as 'imagenet2012'.
+    data_dir: folder of prepared datasets; None or '' is the usual one of TFDS.
+    image_size: height and width of the images.
+    classes: of which to take the images, in this order; see `Records.select`.
+    splits: for training and for testing.
+    cache_dir: for the index, where the folder of the data is not writable.
+  """
+  tfds = sources._import_tfds()
+  folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
+  with sources._errors_only(sources.logging.getLogger('absl')):
+    builder = tfds.builder(
+      name, data_dir=folder if data_dir else None, try_gcs=False
+    )
+    if not builder.is_prepared():
+      sources._prepare(builder, name, folder)
+    train, test = (
+      records.open_split(builder, split, cache_dir) for split in splits
+    )
+  if classes:
+    train, test = train.select(classes), test.select(classes)
+  return sources.Dataset(
+    name=name,
+    train_images=Frames(train, image_size),  # type: ignore[arg-type]
+    train_labels=train.labels,
+    test_images=Frames(test, image_size),  # type: ignore[arg-type]
+    test_labels=test.labels,
+    class_names=train.class_names,
+  )
+
+
+def place(dataset, labeled, includes_labeled: bool) -> Streaming:
+  """The streams of a dataset; `labeled` [n] are indices into it."""
+  pool = np.arange(len(dataset.train_images))
+  if not includes_labeled:
+    pool = np.setdiff1d(pool, labeled)
+  return Streaming(
+    images=dataset.train_images,
+    labels=dataset.train_labels,
+    labeled=np.asarray(labeled),
+    unlabeled=pool,
+  )
+
+
+def add_fixed(data: Streaming, index, label) -> Streaming:
+  """Adds fixed labels [F] of unlabeled images to those of D^l."""
+  labels = [data.labels[data.labeled], np.asarray(label, np.int32)]
+  return data._replace(
+    fixed=np.concatenate([data.labeled, np.asarray(index, np.int64)]),
+    fixed_labels=np.concatenate(labels),
+  )
+
+
+def make_sampler(views: tuple[str, ...], flip: bool, mean, std, sharding=None):
+  """Returns `sample(raw, rng) -> Batch`: the device's part of augmentation.
+
+  `raw` is what `batches` gives, on the device. The views are those of
+  `resident.make_sampler`, but cropped already.
+  """
+
+  def view(name, rng, images):
+    make = augment.strong if name.startswith('strong') else augment.weak
+    return augment.normalize(make(rng, images, 0, flip), mean, std)
+
+  def labeled_batch(rng, raw):
+    return raw | {'weak': view('weak', rng, raw['weak'])}
+
+  def sample(raw: Batch, rng) -> Batch:
+    if sharding is not None:
+      raw = jax.lax.with_sharding_constraint(raw, sharding)
+    labeled_rng, view_rng, fixed_rng = jax.random.split(rng, 3)
+    unlabeled = dict(raw.unlabeled)
+    for number, name in enumerate(views):
+      key = jax.random.fold_in(view_rng, number)
+      unlabeled[name] = view(name, key, unlabeled[name])
+    return Batch(
+      labeled=labeled_batch(labeled_rng, raw.labeled),
+      unlabeled=unlabeled,
+      fixed=raw.fixed and labeled_batch(fixed_rng, raw.fixed),
+    )
+
+  return sample
+
+
+class _Part(NamedTuple):
+  """One of the streams of which a batch is made."""
+
+  number: int  # Its random numbers are its own.
+  name: str  # The field of Batch.
+  pool: np.ndarray  # Indices of images.
+  labels: np.ndarray  # Of the pool.
+  size: int  # Rows of the global batch.
+  views: tuple[str, ...]
+
+
+def batches(
+  data: Streaming,
+  seed: int,
+  start: int,
+  stop: int,
+  batch_size: int,
+  unlabeled_batch_size: int,
+  views: tuple[str, ...],
+  shard: tuple[int, int] = (0, 1),
+) -> Generator[Batch, None, None]:
+  """Yields the batches of steps `start` to `stop` - 1: uint8, in numpy.
+
+  Args:
+    data: drawn from with replacement.
+    seed: below 2**64.
+    start: number of the first step, wherever a run stands.
+    stop: number of steps of the whole run.
+    batch_size: rows of 'labeled', and of 'fixed' if there are any.
+    unlabeled_batch_size: rows of 'unlabeled'.
+    views: of the unlabeled images, such as 'weak', 'weak2', 'strong'.
+    shard: (i, n) gives the i-th of n equal parts of the rows.
+  """
+  import tensorflow as tf
+
+  parts = _parts(data, batch_size, unlabeled_batch_size, views)
+  for part in parts:
+    if part.size % shard[1]:
+      raise UserError(
+        f'{part.size} {part.name} rows do not divide into {shard[1]} equal '
+        'parts, one for each process; choose another batch size.'
+      )
+  streams = {
+    part.name: _stream(data.images, part, seed, start, stop, shard)
+    for part in parts
+  }
+  iterator = tf.data.Dataset.zip(streams).prefetch(1).as_numpy_iterator()
+  for step in range(start, stop):
+    try:
+      raw = next(iterator)
+    except tf.errors.OpError as error:
+      for part in parts:
+        rows = _share(part.size, shard)
+        data.images.find_fault(_draw(part, seed, step, row)[0] for row in rows)
+      raise UserError(
+        f'The images of step {step} cannot be read: '
+        f'{sources._one_line(error)}. A second attempt could; start again.'
+      ) from error
+    yield Batch(**raw)
+
+
+def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
+  def part(number, name, pool, labels, size, views=('weak',)):
+    return _Part(number, name, pool, labels, size, views)
+
+  truth = data.labels
+  parts = [
+    part(0, 'labeled', data.labeled, truth[data.labeled], batch_size),
+    part(
+      1,
+      'unlabeled',
+      data.unlabeled,
+      truth[data.unlabeled],
+      unlabeled_batch_size,
+      views,
+    ),
+  ]
+  if data.fixed is not None:
+    parts.append(part(2, 'fixed', data.fixed, data.fixed_labels, batch_size))
+  return parts
+
+
+def _share(size: int, shard: tuple[int, int]) -> range:
+  """The rows of a part: all parts together are all rows, each once."""
+  index, count = shard
+  return range(index * size // count, (index + 1) * size // count)
+
+
+def _draw(part: _Part, seed: int, step: int, row: int):
+  """Index [], label [] and uniform numbers [views, tries, draws] of a row.
+
+  Raw numbers of Philox, which numpy keeps for ever, unlike what its Generator
+  makes of them (NEP 19).
+  """
+  philox = np.random.Philox(
+    key=np.array([seed, part.number], np.uint64),
+    counter=np.array([0, row, step, 0], np.uint64),
+  )
+  shape = (len(part.views), crops.TRIES, crops.DRAWS)
+  raw = philox.random_raw(1 + int(np.prod(shape)))
+  choice = int(raw[0]) * len(part.pool) >> 64
+  uniform = (raw[1:] >> np.uint64(11)) * 2.0**-53
+  return part.pool[choice], part.labels[choice], uniform.reshape(shape)
+
+
+def _stream(images: Frames, part: _Part, seed, start, stop, shard):
+  """The tf.data of one stream, in batches of this shard's rows."""
+  import tensorflow as tf
+
+  rows = _share(part.size, shard)
+
+  def fetch(number):
+    step, row = divmod(int(number), len(rows))
+    index, label, uniform = _draw(part, seed, step, rows[row])
+    data = images.records.read(index) if part.views else b''
+    # As an object: numpy's own type of bytes loses zeros at the end.
+    encoded = np.array(data, object)
+    return encoded, uniform, np.int32(index), np.int32(label)
+
+  @tf.autograph.experimental.do_not_convert  # Converting takes long.
+  def row(number):
+    types = (tf.string, tf.float64, tf.int32, tf.int32)
+    fetched = tf.numpy_function(fetch, [number], types)
+    data, uniform, index, label = fetched
+    for scalar in (data, index, label):
+      scalar.set_shape(())
+    uniform.set_shape((len(part.views), crops.TRIES, crops.DRAWS))
+    named = {'index': index, 'truth': label}
+    if part.name != 'unlabeled':
+      named = {'label': label}
+    if part.views:
+      boxes = lambda *size: [
+        crops.random_box(name, uniform[i], *size)
+        for i, name in enumerate(part.views)
+      ]
+      cut = crops.decode(data, boxes, images.size)
+      named |= dict(zip(part.views, cut, strict=True))
+    return named
+
+  count = len(rows)
+  numbers = tf.data.Dataset.range(start * count, stop * count)
+  mapped = numbers.map(
+    row, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+  )
+  return mapped.batch(count, drop_remainder=True)
+
+
+class Prefetch:
+  """Moves batches to the devices while the step before is computed.
+
+  One batch waits on the devices while the next is on its way. Each process
+  gives its own rows of the global arrays. Use it in a `with`, which ends its
+  thread; an error of the thread is raised where the batch is taken.
+  """
+
+  def __init__(self, source: Generator[Batch, None, None], sharding):
+    self.waited = 0.0  # Seconds for which the taker of batches stood still.
+    self._source, self._sharding = source, sharding
+    self._queue: queue.Queue = queue.Queue(maxsize=1)
+    self._closed = threading.Event()
+    self._thread = threading.Thread(target=self._run, daemon=True)
+    # Python must not end while its thread is inside of TensorFlow.
+    atexit.register(self.close)
+    self._thread.start()
+
+  def __enter__(self) -> 'Prefetch':
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def __iter__(self) -> 'Prefetch':
+    return self
+
+  def __next__(self) -> Batch:
+    if self._closed.is_set():
+      raise StopIteration
+    began = time.perf_counter()
+    batch, error = self._queue.get()
+    self.waited += time.perf_counter() - began
+    if error is not None:
+      self.close()
+      raise error
+    return batch
+
+  def close(self) -> None:
+    """Ends the thread, and waits for the batch that it has begun."""
+    self._closed.set()
+    self._thread.join()
+    atexit.unregister(self.close)
+
+  def _run(self) -> None:
+    try:
+      for batch in self._source:
+        if not self._put(jax.tree.map(self._place, batch), None):
+          return
+      self._put(None, StopIteration())
+    except BaseException as error:
+      self._put(None, error)
+    finally:
+      self._source.close()
+
+  def _place(self, rows):
+    return jax.make_array_from_process_local_data(self._sharding, rows)
+
+  def _put(self, batch, error) -> bool:
+    """False if nobody wants the batch any more."""
+    while not self._closed.is_set():
+      try:
+        self._queue.put((batch, error), timeout=0.1)
+        return True
+      except queue.Full:
+        continue
+    return False

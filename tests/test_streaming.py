@@ -1,0 +1,533 @@
+"""Streams are pure functions of (seed, step), whoever reads them from where."""
+
+import io
+import itertools
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+from test_records import encode, picture, prepare
+
+from flatmatch_jax import classify, sharding
+from flatmatch_jax.data import crops, frames, records, sources, streaming
+from flatmatch_jax.types import Batch, UserError
+
+SIZE = 16
+VIEWS = ('weak', 'strong')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('imagenet')
+  prepare(folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def dataset(folder):
+  return streaming.from_tfds('imagenet2012', folder, SIZE)
+
+
+@pytest.fixture(scope='module')
+def data(dataset):
+  return streaming.place(dataset, np.array([1, 5, 9, 20]), True)
+
+
+def batches(data, start=0, stop=3, seed=0, views=VIEWS, **kwargs):
+  return list(streaming.batches(data, seed, start, stop, 4, 6, views, **kwargs))
+
+
+@pytest.fixture(scope='module')
+def whole(data):
+  return batches(data, stop=5)
+
+
+def assert_equal(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_array_equal(x, y, strict=True)
+
+
+def test_dataset_has_the_labels_and_names_of_its_files(dataset):
+  assert dataset.train_images.shape == (30, SIZE, SIZE, 3)
+  assert (len(dataset.train_images), len(dataset.test_images)) == (30, 7)
+  assert dataset.train_images.dtype == np.uint8
+  assert len(dataset.class_names) == 1000
+  found = {dataset.train_images.records.read(i) for i in range(30)}
+  assert found == {picture('train', i) for i in range(30)}
+
+
+def test_batches_have_the_shapes_of_the_network(data, whole):
+  image = lambda n: ((n, SIZE, SIZE, 3), np.uint8)
+  number = lambda n: ((n,), np.int32)
+  for batch in whole:
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype.type), batch._asdict())
+    assert shapes == {
+      'labeled': {'weak': image(4), 'label': number(4)},
+      'unlabeled': {
+        'weak': image(6),
+        'strong': image(6),
+        'index': number(6),
+        'truth': number(6),
+      },
+      'fixed': None,
+    }
+    index = batch.unlabeled['index']
+    np.testing.assert_array_equal(batch.unlabeled['truth'], data.labels[index])
+    assert set(batch.labeled['label']) <= set(data.labels[data.labeled])
+
+
+def test_equal_seed_and_step_give_equal_batches(data, whole):
+  assert_equal(batches(data, stop=5), whole)
+  other = batches(data, seed=1)
+  for a, b in itertools.product(other, whole):
+    assert (a.unlabeled['index'] != b.unlabeled['index']).any()
+  for a, b in itertools.combinations(whole, 2):
+    assert (a.unlabeled['index'] != b.unlabeled['index']).any()
+
+
+def test_resuming_gives_the_tail(data, whole):
+  assert_equal(batches(data, start=3, stop=5), whole[3:])
+
+
+def test_two_shards_are_the_whole(data, whole):
+  halves = [batches(data, stop=5, shard=(i, 2)) for i in range(2)]
+  for left, right, batch in zip(*halves, whole, strict=True):
+    joined = jax.tree.map(lambda *x: np.concatenate(x), left, right)
+    assert_equal(joined, batch)
+
+
+def test_rows_must_divide_into_shards(data):
+  with pytest.raises(UserError, match=r'4 labeled rows .* into 3 equal parts'):
+    batches(data, shard=(0, 3))
+
+
+def test_steps_far_away_need_no_replay(data):
+  (batch,) = batches(data, start=2**21, stop=2**21 + 1)
+  assert batch.unlabeled['weak'].shape == (6, SIZE, SIZE, 3)
+
+
+def nearest(colours, image):
+  """The training image whose mean colour is that of `image`."""
+  return np.abs(colours - image.mean((0, 1))).sum(-1).argmin()
+
+
+@pytest.fixture(scope='module')
+def colours(dataset):
+  return dataset.train_images[:].mean((1, 2))
+
+
+def test_views_are_other_crops_of_the_same_image(colours, whole):
+  batch = whole[0].unlabeled
+  assert (batch['weak'] != batch['strong']).any((1, 2, 3)).all()
+  for image, index in zip(batch['weak'], batch['index'], strict=True):
+    assert nearest(colours, image) == index
+
+
+def test_repeated_view_is_drawn_anew(data):
+  (batch,) = batches(data, stop=1, views=('weak', 'weak2'))
+  assert (batch.unlabeled['weak'] != batch.unlabeled['weak2']).any()
+
+
+def test_method_without_views_reads_no_unlabeled_images(data):
+  (batch,) = batches(data, stop=1, views=())
+  assert set(batch.unlabeled) == {'index', 'truth'}
+
+
+def test_every_image_is_drawn_equally_often(data):
+  part = streaming._parts(data, 4, 6, VIEWS)[1]
+  drawn = [
+    streaming._draw(part, 0, step, row)[0]
+    for step in range(500)
+    for row in range(6)
+  ]
+  counts = np.bincount(drawn, minlength=30)
+  assert np.abs(counts - 100).max() < 45  # 4.5 standard deviations.
+
+
+def test_labeled_images_can_be_taken_out_of_the_pool(dataset):
+  labeled = np.arange(0, 30, 2)
+  data = streaming.place(dataset, labeled, False)
+  drawn = [batch.unlabeled['index'] for batch in batches(data, views=())]
+  assert set(np.concatenate(drawn)) <= set(range(1, 30, 2))
+
+
+def test_fixed_labels_come_with_their_images(colours, data, whole):
+  fixed = streaming.add_fixed(data, [3, 4], [8, 9])
+  np.testing.assert_array_equal(fixed.fixed, [1, 5, 9, 20, 3, 4])
+  known = list(data.labels[[1, 5, 9, 20]])
+  assert fixed.fixed_labels.tolist() == [*known, 8, 9]
+  got = batches(fixed, stop=2)
+  assert_equal([b._replace(fixed=None) for b in got], whole[:2])
+  label_of = dict(zip(fixed.fixed, fixed.fixed_labels, strict=True))
+  for batch in got:
+    for image, label in zip(
+      batch.fixed['weak'], batch.fixed['label'], strict=True
+    ):
+      assert label_of[nearest(colours, image)] == label
+
+
+def test_numbers_of_philox_stay_what_they_are(data):
+  part = streaming._parts(data, 4, 6, VIEWS)[1]
+  index, _, uniform = streaming._draw(part, 7, 11, 2)
+  assert uniform.shape == (2, 10, 4)
+  assert 0 <= uniform.min() < uniform.max() < 1
+  assert int(index) == 12
+  assert uniform[0, 0].round(6).tolist() == [
+    0.230717,
+    0.613647,
+    0.391555,
+    0.452553,
+  ]
+
+
+def test_boxes_lie_within_the_image_and_keep_their_rules():
+  import tensorflow as tf
+
+  rng = np.random.RandomState(0)
+  box_of = tf.function(crops.random_box)
+  areas, ratios = [], []
+  for height, width in [(60, 40), (40, 60), (375, 500), (1, 1), (7, 300)]:
+    for _ in range(40):
+      uniform = rng.uniform(size=(10, 4))
+      for name in VIEWS:
+        y, x, h, w = map(
+          int, box_of(name, uniform, tf.constant(height), tf.constant(width))
+        )
+        assert 0 <= y <= y + h <= height
+        assert 0 <= x <= x + w <= width
+        assert min(h, w) >= 1
+        if name == 'weak':
+          assert h == w == max(1, round(min(height, width) * 0.875))
+        elif min(height, width) > 100:
+          areas.append(h * w / height / width)
+          ratios.append(w / h)
+  assert 0.079 < min(areas) < 0.3
+  assert 0.65 < max(areas) <= 1
+  assert 0.74 < min(ratios) < 0.85
+  assert 1.2 < max(ratios) < 1.35
+
+
+def test_image_that_no_ratio_fits_is_cut_at_its_centre():
+  uniform = np.full((10, 4), 0.999999)  # All of the area, at 4 : 3.
+  box = [int(x) for x in crops.strong_box(uniform, 300, 30)]
+  assert box == [130, 0, 40, 30]  # 3 : 4, the nearest that is allowed.
+  box = [int(x) for x in crops.strong_box(uniform, 30, 300)]
+  assert box == [0, 130, 30, 40]
+
+
+def test_extreme_numbers_stay_inside():
+  for number in (0.0, np.nextafter(1, 0)):
+    uniform = np.full((10, 4), number)
+    y, x, h, w = map(int, crops.weak_box(uniform, 9, 8))
+    assert (h, w) == (7, 7)
+    assert (y, x) == ((0, 0) if number == 0 else (2, 1))
+
+
+def test_crop_while_decoding_equals_crop_afterwards():
+  import tensorflow as tf
+
+  data = picture('train', 0)  # A JPEG.
+  boxes = [[5, 3, 30, 20], [10, 8, 28, 30]]
+  image = tf.io.decode_jpeg(data, channels=3).numpy()
+  got = crops.decode(tf.constant(data), lambda *_: boxes, SIZE)
+  for view, (y, x, h, w) in zip(got, boxes, strict=True):
+    part = image[y : y + h, x : x + w]
+    scaled = tf.image.resize(part, (SIZE, SIZE), antialias=True).numpy()
+    assert np.abs(view.numpy() - scaled.round()).mean() < 2
+
+
+def test_frames_follow_the_rule_of_the_test(dataset):
+  """Pillow with the shorter side at 8/7 of the size, and the centre."""
+  got = dataset.test_images[:7]
+  for i, image in enumerate(got):
+    original = Image.open(io.BytesIO(dataset.test_images.records.read(i)))
+    if original.mode == 'CMYK' or min(original.size) < 40:
+      continue
+    original = original.convert('RGB')
+    near, far = (
+      np.abs(image.astype(int) - centre(original, share)).mean()
+      for share in (7 / 8, 1)
+    )
+    assert near < 3
+    assert near < far / 2
+
+
+def centre(image, share):
+  side = min(image.size) * share
+  left, top = ((x - side) / 2 for x in image.size)
+  box = (left, top, left + side, top + side)
+  return np.asarray(image.resize((SIZE, SIZE), Image.BILINEAR, box))
+
+
+def test_frames_give_every_image_once_in_any_slices(dataset):
+  images = dataset.train_images
+  whole = images[:]
+  assert whole.shape == (30, SIZE, SIZE, 3)
+  assert whole.dtype == np.uint8
+  assert len({image.tobytes() for image in whole}) == 30
+  for size in (7, 30, 100):
+    for _ in range(2):  # A second pass starts again.
+      parts = [images[at : at + size] for at in range(0, 30, size)]
+      np.testing.assert_array_equal(np.concatenate(parts), whole)
+  np.testing.assert_array_equal(images[9:12], whole[9:12])
+  np.testing.assert_array_equal(images[12:20], whole[12:20])
+  np.testing.assert_array_equal(images[-3:], whole[-3:])
+  assert images[30:40].shape == (0, SIZE, SIZE, 3)
+  with pytest.raises(TypeError, match='without a stride'):
+    images[::2]
+  with pytest.raises(TypeError, match='slices'):
+    images[3]
+
+
+def test_frames_read_ahead(dataset, monkeypatch):
+  read = []
+  images = frames.Frames(dataset.train_images.records, SIZE)
+  inner = records.Records.read
+  monkeypatch.setattr(
+    records.Records, 'read', lambda self, i: read.append(i) or inner(self, i)
+  )
+  images[:5]
+  until = time.monotonic() + 5
+  while max(read) < 9 and time.monotonic() < until:
+    time.sleep(0.01)
+  assert max(read) >= 9
+
+
+def test_classifier_counts_each_frame_once(dataset):
+  """Seven images in batches of four: the last one is partial."""
+
+  class Mean:
+    def apply(self, variables, images, train):
+      logits = images.mean((1, 2)) * variables['params']
+      return type('Prediction', (), {'logits': logits})
+
+  run = classify.make_classifier(Mean(), (0.0,) * 3, (1.0,) * 3, 4)
+  got = run(1.0, {}, dataset.test_images)
+  expected = jax.nn.softmax(dataset.test_images[:].mean((1, 2)) / 255)
+  assert got.shape == (7, 3)
+  np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_undecodable_image_is_named(tmp_path):
+  bad = encode_bad()
+
+  def image(split, i):
+    return bad if (split, i) == ('train', 4) else picture(split, i)
+
+  prepare(tmp_path, {'train': 6, 'validation': 3}, image)
+  dataset = streaming.from_tfds('imagenet2012', tmp_path, SIZE)
+  images = dataset.train_images
+  (at,) = [i for i in range(6) if images.records.read(i) == bad]
+  match = rf'Image {at} \(byte \d+ of .*train.*\) cannot be decoded'
+  with pytest.raises(UserError, match=match):
+    images[:6]
+  data = streaming.place(dataset, np.array([at]), True)
+  with pytest.raises(UserError, match=match):
+    batches(data)
+  assert images[:at].shape[0] == at  # It goes on where it can.
+
+
+def encode_bad():
+  return picture('train', 0)[:200]
+
+
+def test_images_ending_in_zeros_stay_whole(data, monkeypatch):
+  """numpy's own type of bytes would cut them off."""
+  data_with_zeros = encode(Image.new('RGB', (2, 2)), 'BMP')
+  assert data_with_zeros.endswith(b'\0')
+  monkeypatch.setattr(records.Records, 'read', lambda self, i: data_with_zeros)
+  (batch,) = batches(data, stop=1)
+  assert batch.labeled['weak'].max() == 0
+  assert data.images[:2].max() == 0
+
+
+def test_thirty_classes_become_a_dataset(folder, dataset):
+  names = dataset.class_names
+  chosen = streaming.from_tfds(
+    'imagenet2012', folder, SIZE, {'one': names[8], 'two': names[3]}
+  )
+  assert chosen.class_names == ('one', 'two')
+  assert sorted(chosen.train_labels) == [0] * 3 + [1] * 3
+  data = streaming.place(chosen, np.array([0]), True)
+  assert max(batches(data)[0].unlabeled['index']) < 6
+
+
+def test_absent_dataset_says_what_to_do(tmp_path):
+  with pytest.raises(UserError, match=r"'imagenet2012' is not prepared in .*"):
+    streaming.from_tfds('imagenet2012', tmp_path, SIZE)
+
+
+def test_mock_data_of_tfds_can_be_streamed(tmp_path):
+  """Mock data has no files, so its examples are prepared like real ones."""
+  tfds = sources._import_tfds()
+  with tfds.testing.mock_data(num_examples=5):
+    mocked = tfds.load('imagenet2012', split='train', data_dir=tmp_path / 'x')
+    images = [x['image'] for x in tfds.as_numpy(mocked)]
+  assert len({image.shape for image in images}) > 1
+
+  def image(split, i):
+    return encode(Image.fromarray(images[i]))
+
+  prepare(tmp_path, {'train': 5, 'validation': 5}, image)
+  dataset = streaming.from_tfds('imagenet2012', tmp_path, SIZE)
+  data = streaming.place(dataset, np.array([0, 1]), True)
+  first, second = batches(data, stop=2)
+  assert first.unlabeled['strong'].std() > 10
+  assert_equal(batches(data, start=1, stop=2), [second])
+
+
+@pytest.fixture(scope='module')
+def sampled(whole):
+  """One batch by the sampler on all devices and on one."""
+  mesh = sharding.make_mesh()
+  assert mesh.size == 4
+  raw = jax.tree.map(lambda x: np.concatenate([x, x])[:8], whole[0])
+  sample = streaming.make_sampler(VIEWS, True, (0.0,) * 3, (1.0,) * 3)
+  over = sharding.over_batch(mesh)
+  with streaming.Prefetch((x for x in [raw]), over) as placed:
+    device_raw = next(placed)
+  assert device_raw.labeled['weak'].sharding == over
+  constrained = streaming.make_sampler(
+    VIEWS, True, (0.0,) * 3, (1.0,) * 3, over
+  )
+  key = jax.random.key(3)
+  return raw, jax.jit(sample)(raw, key), jax.jit(constrained)(device_raw, key)
+
+
+def test_sampler_flips_weak_and_augments_strong(sampled):
+  raw, batch, _ = sampled
+  flips = set()
+  for before, after in (
+    (raw.labeled['weak'], batch.labeled['weak']),
+    (raw.unlabeled['weak'], batch.unlabeled['weak']),
+  ):
+    for image, got in zip(before / 255, np.asarray(after), strict=True):
+      straight = np.allclose(image, got, atol=1e-6)
+      assert straight or np.allclose(image[:, ::-1], got, atol=1e-6)
+      flips.add(straight)
+  assert flips == {True, False}
+  changed = (
+    np.asarray(batch.unlabeled['strong']) - raw.unlabeled['strong'] / 255
+  )
+  assert np.abs(changed).mean() > 0.02
+  for name in ('index', 'truth'):
+    np.testing.assert_array_equal(batch.unlabeled[name], raw.unlabeled[name])
+  np.testing.assert_array_equal(batch.labeled['label'], raw.labeled['label'])
+  assert batch.fixed is None
+
+
+def test_sampler_gives_the_same_on_one_and_four_devices(sampled):
+  _, one, four = sampled
+  assert four.unlabeled['strong'].sharding.num_devices == 4
+  assert_equal(jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, four))
+
+
+def numbers(stop):
+  for i in range(stop):
+    yield Batch({'weak': np.full((4, 2), i, np.uint8)}, {})
+
+
+def over():
+  return sharding.over_batch(sharding.make_mesh())
+
+
+def test_prefetch_keeps_the_order_and_ends():
+  with streaming.Prefetch(numbers(9), over()) as source:
+    got = [int(batch.labeled['weak'][0, 0]) for batch in source]
+    assert got == list(range(9))
+    assert next(source, None) is None
+  assert source.waited > 0
+
+
+def test_prefetch_is_at_most_two_ahead():
+  made = []
+
+  def count():
+    for batch in numbers(9):
+      made.append(1)
+      yield batch
+
+  with streaming.Prefetch(count(), over()) as source:
+    next(source)
+    time.sleep(0.3)
+    assert 2 <= len(made) <= 3
+
+
+def test_prefetch_waits_only_for_a_slow_source():
+  def slow():
+    for batch in numbers(2):
+      time.sleep(0.1)
+      yield batch
+
+  with streaming.Prefetch(slow(), over()) as source:
+    list(source)
+    assert source.waited > 0.15
+  with streaming.Prefetch(numbers(2), over()) as source:
+    for _ in source:
+      time.sleep(0.1)
+    assert source.waited < 0.1
+
+
+def test_prefetch_raises_the_error_of_its_source():
+  def failing():
+    yield from numbers(2)
+    raise UserError('no more')
+
+  source = streaming.Prefetch(failing(), over())
+  assert len([next(source), next(source)]) == 2
+  with pytest.raises(UserError, match='no more'):
+    next(source)
+  assert next(source, None) is None
+  assert not source._thread.is_alive()
+
+
+def test_prefetch_ends_its_thread_when_left():
+  before = threading.active_count()
+
+  def leave():
+    with streaming.Prefetch(numbers(10**6), over()) as source:
+      next(source)
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    leave()
+  assert threading.active_count() == before
+
+
+def test_process_ends_while_a_stream_is_open(folder):
+  """An interrupted run must not hang in threads of tf.data."""
+  code = f"""
+import jax, numpy as np
+from flatmatch_jax import sharding
+from flatmatch_jax.data import streaming
+dataset = streaming.from_tfds('imagenet2012', {str(folder)!r}, 16)
+data = streaming.place(dataset, np.arange(4), True)
+source = streaming.batches(data, 0, 0, 10**6, 4, 4, ('weak',))
+mesh = sharding.make_mesh()
+batches = streaming.Prefetch(source, sharding.over_batch(mesh))
+dataset.test_images[:2]
+print(next(batches).labeled['weak'].shape)
+raise SystemExit(3)
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, timeout=60
+  )
+  assert result.stdout.strip() == '(4, 16, 16, 3)'
+  assert result.returncode == 3, result.stderr
+
+
+def test_importing_needs_no_tensorflow():
+  code = (
+    'import sys, flatmatch_jax.data.streaming\n'
+    'print({"tensorflow", "tensorflow_datasets"} & set(sys.modules))'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert result.stdout.strip() == 'set()'
