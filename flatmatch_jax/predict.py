@@ -2,8 +2,7 @@
 
   python -m flatmatch_jax.predict --workdir DIR IMAGES_OR_FOLDERS --out out.csv
 
-An image of another size is scaled until it just covers the network's input,
-and cut to its centre; colours become grey where the network is grey.
+Files are read by the same rule as in training; see data/images.py.
 """
 
 import argparse
@@ -13,13 +12,12 @@ import pathlib
 import sys
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from flatmatch_jax import cli, program
+from flatmatch_jax.data import images
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
-EXTENSIONS = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff')
 _BATCH = 256
 
 
@@ -28,43 +26,17 @@ def find(paths: list[str]) -> list[pathlib.Path]:
   files: list[pathlib.Path] = []
   for path in map(pathlib.Path, paths):
     if path.is_dir():
-      inside = sorted(p for p in path.rglob('*') if p.is_file())
-      files += [p for p in inside if p.suffix.lower() in EXTENSIONS]
+      files += images.find(path).images
     elif path.is_file():
       files.append(path)
     else:
       raise UserError(f'{path} does not exist; give image files or folders.')
   if not files:
     raise UserError(
-      f'No images in {", ".join(paths)}; looked for {" ".join(EXTENSIONS)}.'
+      f'No images in {", ".join(paths)}; looked for '
+      f'{" ".join(images.EXTENSIONS)}.'
     )
   return files
-
-
-def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
-  """An image file as uint8 of `shape` [H, W, C]; UserError if unreadable."""
-  height, width, channels = shape
-  try:
-    with Image.open(path) as file:
-      image: Image.Image = ImageOps.exif_transpose(file)
-      if image.mode.startswith('I;16') or image.mode == 'I':
-        # Pillow clips 16 bits to 255 when it converts; keep the upper eight.
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-      if image.mode in ('P', 'PA', 'LA', 'RGBA'):
-        image = _on_white(image)
-      image = image.convert('L' if channels == 1 else 'RGB')
-      if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-      return np.asarray(image, np.uint8).reshape(shape)
-  except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
-    raise UserError(f'{path} cannot be read as an image: {e}') from e
-
-
-def _on_white(image):
-  """Transparent parts show white paper."""
-  image = image.convert('RGBA')
-  paper = Image.new('RGBA', image.size, 'white')
-  return Image.alpha_composite(paper, image)
 
 
 def predict(
@@ -74,24 +46,24 @@ def predict(
 
   Returns the complaints about files that could not be read.
   """
-  complaints = []
+  state, complaints = run.state, []
   shape = tuple(run.dataset['image_shape'])
   names = run.dataset['class_names']
   for start in range(0, len(files), _BATCH):
-    images, good = [], []
-    for file in files[start : start + _BATCH]:
-      try:
-        images.append(read(file, shape))
-        good.append(file)
-      except UserError as error:
-        complaints.append(str(error))
-    if not images:
+    batch = files[start : start + _BATCH]
+    pixels = np.zeros((len(batch), *shape), np.uint8)
+    unreadable = images.read_into(pixels, batch)
+    complaints += [
+      f'{batch[number]} cannot be read as an image: {reason}'
+      for number, reason in unreadable.items()
+    ]
+    if len(unreadable) == len(batch):
       continue
-    state = run.state
-    probs = run.classify(state.ema_params, state.batch_stats, np.stack(images))
-    for file, row in zip(good, probs, strict=True):
-      best = int(row.argmax())
-      write_row([str(file), names[best], best, f'{row[best]:.4f}'])
+    probs = run.classify(state.ema_params, state.batch_stats, pixels)
+    for number, (file, row) in enumerate(zip(batch, probs, strict=True)):
+      if number not in unreadable:
+        best = int(row.argmax())
+        write_row([str(file), names[best], best, f'{row[best]:.4f}'])
   return complaints
 
 

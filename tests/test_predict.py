@@ -8,13 +8,11 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 from PIL import Image
 import pytest
 import test_run
 
 from flatmatch_jax import cli, data, evaluate, predict, program
-from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
 
@@ -168,101 +166,6 @@ def test_more_images_than_a_batch(
   assert code == 0
   assert '03x.png' in stderr
   assert [int(row['class']) for row in rows_of(stdout)] == classes.tolist()
-
-
-def opaque(grey):
-  return Image.fromarray(grey).convert('RGBA')
-
-
-def sixteen_bit(grey):
-  return Image.fromarray(grey.astype(np.uint16) * 257)
-
-
-def palette(grey):
-  image = Image.fromarray(grey).convert('P')
-  assert image.mode == 'P'
-  return image
-
-
-def transparent(grey):
-  """Black ink whose alpha makes `grey` on white paper."""
-  rgba = np.zeros((*grey.shape, 4), np.uint8)
-  rgba[..., 3] = 255 - grey
-  return Image.fromarray(rgba)
-
-
-@pytest.mark.parametrize(
-  ('make', 'extension', 'tolerance'),
-  [
-    (lambda grey: Image.fromarray(grey).convert('RGB'), 'png', 0),
-    (opaque, 'png', 0),
-    (palette, 'png', 0),
-    (palette, 'gif', 0),
-    (sixteen_bit, 'png', 0),
-    (sixteen_bit, 'tif', 0),
-    (lambda grey: Image.fromarray(grey).convert('LA'), 'png', 0),
-    (transparent, 'png', 1),
-    (Image.fromarray, 'bmp', 0),
-    (Image.fromarray, 'jpg', 48),
-  ],
-)
-def test_modes_and_formats_mean_the_same_image(
-  images, tmp_path, make, extension, tolerance
-):
-  grey = images[0, ..., 0]
-  path = tmp_path / f'image.{extension}'
-  options = {'quality': 100} if extension == 'jpg' else {}
-  make(grey).save(path, **options)
-  found = predict.read(path, (8, 8, 1))
-  assert found.shape == (8, 8, 1)
-  assert found.dtype == np.uint8
-  difference = found[..., 0].astype(int) - grey
-  assert np.abs(difference).max() <= tolerance
-
-
-@pytest.mark.parametrize('size', [(8, 8), (17, 8), (8, 17), (1, 1), (100, 3)])
-@pytest.mark.parametrize('shape', [(8, 8, 1), (32, 32, 3)])
-def test_odd_sizes_are_fitted(tmp_path, size, shape):
-  path = tmp_path / 'image.png'
-  Image.new('RGB', size, (200, 200, 200)).save(path)
-  found = predict.read(path, shape)
-  assert found.shape == shape
-  assert np.all(found == 200)
-
-
-def test_the_centre_is_kept(tmp_path):
-  """An image twice as wide loses its left and right quarters."""
-  wide = np.zeros((8, 16), np.uint8)
-  wide[:, 4:12] = 255
-  Image.fromarray(wide).save(tmp_path / 'wide.png')
-  assert np.all(predict.read(tmp_path / 'wide.png', (8, 8, 1)) == 255)
-
-
-def test_photos_are_turned_upright(images, tmp_path):
-  grey = images[0, ..., 0]
-  exif = Image.Exif()
-  exif[0x0112] = 3  # Turned by 180 degrees.
-  Image.fromarray(grey[::-1, ::-1]).save(tmp_path / 'turned.png', exif=exif)
-  found = predict.read(tmp_path / 'turned.png', (8, 8, 1))
-  np.testing.assert_array_equal(found[..., 0], grey)
-
-
-@pytest.mark.parametrize(
-  'content', [b'', b'not an image', b'\x89PNG\r\n\x1a\n' + bytes(20)]
-)
-def test_unreadable_files_are_named(tmp_path, content):
-  path = tmp_path / 'image.png'
-  path.write_bytes(content)
-  with pytest.raises(UserError, match=r'image\.png'):
-    predict.read(path, (8, 8, 1))
-
-
-def test_truncated_image_is_unreadable(images, tmp_path):
-  path = tmp_path / 'image.png'
-  Image.fromarray(images[0, ..., 0]).save(path)
-  path.write_bytes(path.read_bytes()[:-30])
-  with pytest.raises(UserError, match=r'image\.png'):
-    predict.read(path, (8, 8, 1))
 
 
 def test_none_readable_is_an_error(call, ready, workdir, tmp_path):

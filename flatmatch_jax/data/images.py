@@ -1,0 +1,168 @@
+"""Image files as arrays, by one rule for training and for prediction.
+
+Photos are turned upright as their EXIF says; 16 bits keep the upper eight;
+what is transparent shows white paper; colours become grey, or grey colours,
+as the network wants it. An image of another size is scaled (bicubic) until it
+just covers the wanted one, and cut to its centre.
+"""
+
+from collections.abc import Sequence
+import concurrent.futures
+import os
+import pathlib
+import stat
+import sys
+from typing import NamedTuple
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps
+from tqdm import tqdm
+
+from flatmatch_jax.types import UserError
+
+EXTENSIONS = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff')
+RULE = 1  # Raised when the same file would give other pixels.
+
+# By content, whatever the name says; never one that starts another program.
+_FORMATS = ('PNG', 'JPEG', 'WEBP', 'BMP', 'GIF', 'TIFF')
+_IGNORED = ('thumbs.db', 'desktop.ini', '__macosx')  # And all that hide.
+_THREADS = min(os.cpu_count() or 1, 32)
+_BLOCK = 1024
+
+# Pillow only warns of images above its MAX_IMAGE_PIXELS, 89 million; they are
+# errors here. Set once: filters are not safe to change in threads.
+warnings.simplefilter('error', Image.DecompressionBombWarning)
+
+
+class Found(NamedTuple):
+  """What lies below a folder, in sorted order."""
+
+  images: list[pathlib.Path]
+  others: dict[pathlib.Path, str]  # Why each is not taken.
+
+
+def find(folder: pathlib.Path, above: Sequence[pathlib.Path] = ()) -> Found:
+  """Images at any depth, by their extension; hidden files are passed over.
+
+  Links are followed, but no folder is entered twice, nor one of `above`.
+  """
+  found = Found([], {})
+  seen = {_identity(path) for path in (folder, *above)}
+
+  def enter(folder):
+    for path in sorted(folder.iterdir()):
+      if is_hidden(path):
+        continue
+      try:
+        look_at(path)
+      except OSError as error:  # Such as a link to nowhere.
+        found.others[path] = error.strerror or str(error)
+
+  def look_at(path):
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+      if (identity := _identity(path)) not in seen:
+        seen.add(identity)
+        enter(path)
+    elif not stat.S_ISREG(mode):
+      found.others[path] = 'not a regular file'
+    elif path.suffix.lower() not in EXTENSIONS:
+      found.others[path] = 'not an image by its name'
+    else:
+      found.images.append(path)
+
+  enter(folder)
+  return found
+
+
+def is_hidden(path: pathlib.Path) -> bool:
+  """Whether a file system put it there and not the user."""
+  return path.name.startswith('.') or path.name.lower() in _IGNORED
+
+
+def _identity(path):
+  status = path.stat()
+  return status.st_dev, status.st_ino
+
+
+def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
+  """An image file as uint8 of `shape` [H, W, C]; ValueError says why not."""
+  try:
+    with Image.open(path, formats=_FORMATS) as image:
+      ImageOps.exif_transpose(image, in_place=True)
+      return fit(image, shape)
+  except Image.UnidentifiedImageError:
+    raise ValueError(f'not one of {", ".join(_FORMATS)}') from None
+  except Exception as error:  # Each damaged file has its own type of error.
+    reason = ' '.join(str(error).split()) or type(error).__name__
+    raise ValueError(reason[:200]) from error
+
+
+def fit(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
+  """Pixels of an image that is upright, as uint8 of `shape` [H, W, C]."""
+  height, width, channels = shape
+  if image.mode == 'F':
+    raise ValueError('its pixels are floats; save it with 8 or 16 bits')
+  if image.mode.startswith('I'):
+    # Pillow clips 16 bits to 255 when it converts; keep the upper eight.
+    upper = np.clip(np.asarray(image) >> 8, 0, 255)
+    image = Image.fromarray(upper.astype(np.uint8))
+  if image.has_transparency_data:
+    image = image.convert('RGBA')
+    paper = Image.new('RGBA', image.size, 'white')
+    image = Image.alpha_composite(paper, image)
+  image = image.convert('L' if channels == 1 else 'RGB')
+  if image.size != (width, height):
+    image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+  return np.asarray(image, np.uint8).reshape(shape)
+
+
+def read_into(
+  out: np.ndarray, paths: Sequence[pathlib.Path], title: str | None = None
+) -> dict[int, str]:
+  """Reads files into the rows of `out` [N, H, W, C] uint8, in parallel.
+
+  Threads suffice: Pillow decodes and scales without Python's lock. A `title`
+  asks for a bar, which only a terminal shows.
+
+  Returns:
+    For each row that could not be read, why; what is in it has no meaning.
+  """
+
+  def read_row(row):
+    try:
+      out[row] = read(paths[row], out.shape[1:])
+    except ValueError as error:
+      return str(error)
+    return None
+
+  complaints = {}
+  bar = tqdm(
+    total=len(paths),
+    desc=title,
+    unit='image',
+    dynamic_ncols=True,
+    disable=title is None or not sys.stderr.isatty(),
+  )
+  with bar, concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    # In blocks: a future for each of a million files would fill the memory.
+    for start in range(0, len(paths), _BLOCK):
+      rows = range(start, min(start + _BLOCK, len(paths)))
+      for row, complaint in zip(rows, pool.map(read_row, rows), strict=True):
+        bar.update()
+        if complaint:
+          complaints[row] = complaint
+  return complaints
+
+
+def empty(number: int, shape: tuple[int, int, int]) -> np.ndarray:
+  """Room for images; UserError where there is none."""
+  try:
+    return np.empty((number, *shape), np.uint8)
+  except MemoryError:
+    size = number * np.prod(shape, dtype=float) / 2**30
+    raise UserError(
+      f'{number} images of {shape[0]} x {shape[1]} take {size:.1f} GiB, more '
+      'than there is memory; take a smaller image_size or fewer images.'
+    ) from None

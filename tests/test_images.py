@@ -1,0 +1,356 @@
+"""Every kind of file gives the pixels that it shows, or says why not."""
+
+import io
+import os
+import pathlib
+import threading
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from flatmatch_jax.data import images
+
+GREY = np.tile(np.linspace(0, 255, 8, dtype=np.uint8), (8, 1))
+GREY[:3] = GREY[:3, ::-1]  # Neither mirrored nor turned is it the same.
+RGB = np.stack([GREY, GREY.T, 255 - GREY], -1)
+
+
+def cmyk(pixels):
+  return Image.fromarray(pixels).convert('CMYK')
+
+
+def opaque(pixels):
+  return Image.fromarray(pixels).convert('RGBA')
+
+
+def sixteen_bit(grey):
+  return Image.fromarray(grey.astype(np.uint16) * 256 + 255)
+
+
+def thirty_two_bit(grey):
+  return Image.fromarray(grey.astype(np.int32) * 256)
+
+
+def palette(grey):
+  image = Image.fromarray(grey).convert('P')
+  assert image.mode == 'P'
+  return image
+
+
+def transparent(grey):
+  """Black ink whose alpha makes `grey` on white paper."""
+  rgba = np.zeros((*grey.shape, 4), np.uint8)
+  rgba[..., 3] = 255 - grey
+  return Image.fromarray(rgba)
+
+
+@pytest.mark.parametrize(
+  ('make', 'extension', 'tolerance'),
+  [
+    (lambda grey: Image.fromarray(grey).convert('RGB'), 'png', 0),
+    (lambda grey: Image.fromarray(grey).convert('LA'), 'png', 0),
+    (opaque, 'png', 0),
+    (palette, 'png', 0),
+    (palette, 'gif', 0),
+    (palette, 'bmp', 0),
+    (sixteen_bit, 'png', 0),
+    (sixteen_bit, 'tif', 0),
+    (thirty_two_bit, 'tif', 0),
+    (transparent, 'png', 1),
+    (Image.fromarray, 'bmp', 0),
+    (Image.fromarray, 'webp', 0),
+    (Image.fromarray, 'jpg', 4),
+  ],
+)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_modes_and_formats_mean_the_same_grey_image(
+  tmp_path, make, extension, tolerance, channels
+):
+  path = tmp_path / f'image.{extension}'
+  options = {'jpg': {'quality': 100}, 'webp': {'lossless': True}}
+  make(GREY).save(path, **options.get(extension, {}))
+  found = images.read(path, (8, 8, channels))
+  assert (found.shape, found.dtype) == ((8, 8, channels), np.uint8)
+  difference = found.astype(int) - GREY[..., None]
+  assert np.abs(difference).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+  ('make', 'extension', 'tolerance'),
+  [
+    (Image.fromarray, 'png', 0),
+    (Image.fromarray, 'bmp', 0),
+    (Image.fromarray, 'tiff', 0),
+    (Image.fromarray, 'webp', 0),
+    (opaque, 'webp', 0),
+    (opaque, 'png', 0),
+    (Image.fromarray, 'jpeg', 24),
+    (cmyk, 'jpg', 24),
+  ],
+)
+def test_modes_and_formats_mean_the_same_colours(
+  tmp_path, make, extension, tolerance
+):
+  smooth = np.asarray(Image.fromarray(RGB).resize((64, 64)))
+  path = tmp_path / f'image.{extension}'
+  options = {'webp': {'lossless': True}}
+  best = {'quality': 100, 'subsampling': 0}
+  make(smooth).save(path, **options.get(extension, best))
+  found = images.read(path, (64, 64, 3))
+  assert np.abs(found.astype(int) - smooth).max() <= tolerance
+
+
+def test_sixteen_bit_colours_keep_the_upper_eight(tmp_path):
+  """Pillow cannot write them; these are the chunks of such a PNG."""
+  import struct
+  import zlib
+
+  rows = (RGB.astype('>u2') * 256 + 7).astype('>u2')
+  raw = b''.join(b'\0' + row.tobytes() for row in rows)
+
+  def chunk(kind, content):
+    crc = zlib.crc32(kind + content)
+    return (
+      struct.pack('>I', len(content)) + kind + content + struct.pack('>I', crc)
+    )
+
+  (tmp_path / 'a.png').write_bytes(
+    b'\x89PNG\r\n\x1a\n'
+    + chunk(b'IHDR', struct.pack('>IIBBBBB', 8, 8, 16, 2, 0, 0, 0))
+    + chunk(b'IDAT', zlib.compress(raw))
+    + chunk(b'IEND', b'')
+  )
+  found = images.read(tmp_path / 'a.png', (8, 8, 3))
+  np.testing.assert_array_equal(found, RGB)
+
+
+@pytest.mark.parametrize('mode', ['P', 'L', 'RGB'])
+def test_a_colour_that_means_transparent_shows_white(tmp_path, mode):
+  image = Image.new(mode, (8, 8), 0)
+  image.paste(Image.new(mode, (4, 8), 7), (4, 0))
+  nothing = (0, 0, 0) if mode == 'RGB' else 0
+  image.save(tmp_path / 'a.png', transparency=nothing)
+  found = images.read(tmp_path / 'a.png', (8, 8, 3))
+  assert np.all(found[:, :4] == 255)
+  assert not np.any(found[:, 4:] == 255)
+
+
+def test_alpha_of_half_is_half_white(tmp_path):
+  Image.new('RGBA', (8, 8), (255, 0, 0, 128)).save(tmp_path / 'a.png')
+  found = images.read(tmp_path / 'a.png', (8, 8, 3))
+  assert found[0, 0].tolist() == [255, 127, 127]
+
+
+# What EXIF calls orientation, and how the camera's pixels lie.
+TURNED = {
+  2: lambda x: x[:, ::-1],
+  3: lambda x: x[::-1, ::-1],
+  4: lambda x: x[::-1],
+  6: lambda x: np.rot90(x, 1),
+  8: lambda x: np.rot90(x, -1),
+}
+
+
+@pytest.mark.parametrize('orientation', TURNED)
+@pytest.mark.parametrize('extension', ['png', 'jpg', 'webp'])
+def test_photos_are_turned_upright(tmp_path, orientation, extension):
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  pixels = np.ascontiguousarray(TURNED[orientation](GREY))
+  path = tmp_path / f'turned.{extension}'
+  options = {'lossless': True} if extension == 'webp' else {'quality': 100}
+  Image.fromarray(pixels).save(path, exif=exif, **options)
+  found = images.read(path, (8, 8, 1))
+  assert np.abs(found[..., 0].astype(int) - GREY).max() <= 4
+
+
+@pytest.mark.parametrize('size', [(8, 8), (17, 8), (8, 17), (1, 1), (100, 3)])
+@pytest.mark.parametrize('shape', [(8, 8, 1), (32, 32, 3), (8, 12, 3)])
+def test_odd_sizes_are_fitted(tmp_path, size, shape):
+  path = tmp_path / 'image.png'
+  Image.new('RGB', size, (200, 200, 200)).save(path)
+  found = images.read(path, shape)
+  assert found.shape == shape
+  assert np.all(found == 200)
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_the_centre_is_kept(tmp_path, axis):
+  """An image twice as wide loses its left and right quarters."""
+  wide = np.zeros((8, 16), np.uint8)
+  wide[:, 4:12] = 255
+  Image.fromarray(np.moveaxis(wide, 0, axis)).save(tmp_path / 'wide.png')
+  assert np.all(images.read(tmp_path / 'wide.png', (8, 8, 1)) == 255)
+
+
+def test_scaling_is_bicubic_over_the_whole_centre(tmp_path):
+  pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
+  Image.fromarray(pixels).save(tmp_path / 'a.png')
+  expected = Image.fromarray(pixels).resize(
+    (10, 10), Image.Resampling.BICUBIC, box=(0, 5, 30, 35)
+  )
+  found = images.read(tmp_path / 'a.png', (10, 10, 3))
+  np.testing.assert_array_equal(found, np.asarray(expected))
+
+
+# What cannot be read.
+
+
+def encoded(extension, size=(64, 64)):
+  buffer = io.BytesIO()
+  noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+  Image.fromarray(noise).save(buffer, extension)
+  return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+  'content',
+  [
+    b'',
+    b'not an image',
+    b'\x89PNG\r\n\x1a\n' + bytes(20),
+    b'\xff\xd8\xff',
+    b'RIFF\x10\0\0\0WEBPVP8 ',
+    b'BM' + bytes(60),
+    b'II*\0\x08\0\0\0\xff\xff',
+  ],
+)
+def test_other_content_is_unreadable(tmp_path, content):
+  path = tmp_path / 'image.png'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match=r'\w'):
+    images.read(path, (8, 8, 1))
+
+
+@pytest.mark.parametrize('extension', ['png', 'jpeg', 'webp', 'bmp', 'tiff'])
+@pytest.mark.parametrize('share', [0.3, 0.9])
+def test_truncated_image_is_unreadable(tmp_path, extension, share):
+  content = encoded(extension)
+  path = tmp_path / f'image.{extension}'
+  path.write_bytes(content[: int(share * len(content))])
+  with pytest.raises(ValueError, match=r'\w'):
+    images.read(path, (8, 8, 3))
+
+
+def test_huge_images_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
+  path = tmp_path / 'image.png'
+  path.write_bytes(encoded('png'))
+  monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 64 * 64 - 1)
+  monkeypatch.setattr(images, 'fit', lambda *_: pytest.fail('decoded'))
+  with pytest.raises(ValueError, match='decompression bomb'):
+    images.read(path, (8, 8, 3))
+
+
+def test_floats_are_refused(tmp_path):
+  Image.fromarray(GREY / np.float32(255)).save(tmp_path / 'a.tif')
+  with pytest.raises(ValueError, match='floats'):
+    images.read(tmp_path / 'a.tif', (8, 8, 1))
+
+
+def test_programs_are_not_started_for_a_file(tmp_path):
+  """Pillow would call Ghostscript for PostScript under any name."""
+  path = tmp_path / 'image.png'
+  path.write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n')
+  with pytest.raises(ValueError, match='not one of PNG, JPEG'):
+    images.read(path, (8, 8, 3))
+
+
+# Many files.
+
+
+def save_many(folder, number):
+  folder.mkdir(exist_ok=True)
+  paths = []
+  for i in range(number):
+    paths.append(folder / f'{i:04}.png')
+    Image.new('L', (8, 8), i % 256).save(paths[-1])
+  return paths
+
+
+def test_rows_are_those_of_the_paths(tmp_path, monkeypatch):
+  monkeypatch.setattr(images, '_BLOCK', 16)
+  paths = save_many(tmp_path, 50)
+  paths[7].write_bytes(b'')
+  paths[40].write_bytes(b'no')
+  out = np.zeros((50, 4, 4, 1), np.uint8)
+  complaints = images.read_into(out, paths)
+  assert sorted(complaints) == [7, 40]
+  good = np.setdiff1d(np.arange(50), [7, 40])
+  np.testing.assert_array_equal(out[good, 0, 0, 0], good)
+
+
+def test_files_are_read_in_parallel(tmp_path, monkeypatch):
+  """Each of two waits for the other; alone it would wait in vain."""
+  monkeypatch.setattr(images, '_THREADS', 2)
+  meeting = threading.Barrier(2, timeout=20)
+  read = images.read
+
+  def wait_and_read(path, shape):
+    meeting.wait()
+    return read(path, shape)
+
+  monkeypatch.setattr(images, 'read', wait_and_read)
+  out = np.zeros((2, 4, 4, 1), np.uint8)
+  assert images.read_into(out, save_many(tmp_path, 2)) == {}
+
+
+def test_bar_is_for_terminals_only(tmp_path, monkeypatch, capsys):
+  paths = save_many(tmp_path, 3)
+  out = np.zeros((3, 4, 4, 1), np.uint8)
+  images.read_into(out, paths, 'unlabeled')
+  assert capsys.readouterr().err == ''
+  monkeypatch.setattr('sys.stderr.isatty', lambda: True)
+  images.read_into(out, paths, 'unlabeled')
+  assert 'unlabeled: 100%' in capsys.readouterr().err
+
+
+def test_too_many_images_for_the_memory():
+  with pytest.raises(ValueError, match=r'GiB.*image_size'):
+    images.empty(2**50, (32, 32, 3))
+
+
+# Finding.
+
+
+def test_find_is_sorted_deep_and_blind_for_hidden_files(tmp_path):
+  for name in (
+    'b/2.PNG',
+    'a.jpg',
+    'b/1.webp',
+    '.hidden.png',
+    '._a.jpg',
+    '.git/x.png',
+    'Thumbs.db',
+    '__MACOSX/b.png',
+    'b/notes.txt',
+  ):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+  found = images.find(tmp_path)
+  names = [str(path.relative_to(tmp_path)) for path in found.images]
+  assert names == ['a.jpg', 'b/1.webp', 'b/2.PNG']
+  assert found.others == {tmp_path / 'b/notes.txt': 'not an image by its name'}
+
+
+def test_find_follows_links_but_not_in_circles(tmp_path):
+  folder, elsewhere = tmp_path / 'folder', tmp_path / 'elsewhere'
+  for path in (folder / 'inner', elsewhere):
+    path.mkdir(parents=True)
+    (path / 'a.png').touch()
+  (elsewhere / 'back').symlink_to(folder)
+  (folder / 'inner' / 'up').symlink_to(folder)
+  (folder / 'inner' / 'top').symlink_to(tmp_path)
+  (folder / 'linked').symlink_to(elsewhere)
+  (folder / 'nowhere.png').symlink_to(tmp_path / 'missing')
+  found = images.find(folder, above=[tmp_path])
+  names = [str(path.relative_to(folder)) for path in found.images]
+  assert names == ['inner/a.png', 'linked/a.png']
+  assert list(found.others) == [folder / 'nowhere.png']
+
+
+def test_find_does_not_open_pipes(tmp_path):
+  os.mkfifo(tmp_path / 'pipe.png')
+  found = images.find(pathlib.Path(tmp_path))
+  assert found.others == {tmp_path / 'pipe.png': 'not a regular file'}
