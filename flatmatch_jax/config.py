@@ -28,6 +28,7 @@ def check(config) -> None:
       f'Unknown dataset {config.dataset!r}. Known: {", ".join(data.SOURCES)}.'
     )
   _check_variant(config)
+  _check_source(config)
   method, recipe = recipes.parse(config.method, methods.METHODS)
   _check_arguments(config, 'method_args', methods.arguments(method))
   _check_arguments(config, 'recipe_args', recipes.arguments(recipe))
@@ -170,19 +171,46 @@ def _check_fixed(config):
     )
 
 
+def _check_source(config):
+  """What the user's own data need beside a name."""
+  for name, content in (
+    ('folder', 'DIR'),
+    ('npz', 'FILE.npz'),
+  ):
+    if config.dataset == name and not config.data_dir:
+      raise UserError(
+        f'config.data_dir is empty; name your {name} with '
+        f'--config.data_dir={content}.'
+      )
+  fields = data.SOURCES[config.dataset].fields
+  if 'tfds_name' in fields and not config.tfds_name:
+    raise UserError(
+      'No dataset of TFDS is named; choose one with the file: --config '
+      'FILE.py:name=mnist.'
+    )
+  if 'image_size' in fields and not 8 <= config.image_size <= 1024:
+    raise UserError(
+      f'image_size={config.image_size} must lie from 8 to 1024 pixels; choose '
+      'it with the file: --config FILE.py:image_size=64.'
+    )
+
+
 def _check_labels(config):
   classes = data.SOURCES[config.dataset].num_classes
   labels = config.labels
   if labels == 'all' or config.labels_file:
     return
-  if config.imbalance != 1 and isinstance(labels, int) and labels >= classes:
+  long_tailed = config.imbalance != 1
+  if long_tailed and isinstance(labels, int) and labels >= (classes or 2):
     return
-  if not isinstance(labels, int) or labels < 1 or labels % classes:
-    raise UserError(
-      f'labels={labels} must be a positive multiple of the {classes} classes '
-      f'of {config.dataset}, or all. The paper uses '
-      f'{", ".join(map(str, config.paper_labels))}.'
-    )
+  if isinstance(labels, int) and labels > 0 and labels % (classes or 1) == 0:
+    return  # Where classes are not known yet, the draw of labels looks again.
+  number = f'{classes} classes' if classes else 'number of classes'
+  paper = ', '.join(map(str, config.paper_labels))
+  raise UserError(
+    f'labels={labels} must be a positive multiple of the {number} of '
+    f'{config.dataset}, or all.' + (paper and f' The paper uses {paper}.')
+  )
 
 
 def _check_devices(config):

@@ -5,18 +5,19 @@ import functools
 import os
 from typing import NamedTuple
 
-from flatmatch_jax.data import sources
+from flatmatch_jax.data import folder, sources
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
-__all__ = ['SOURCES', 'Dataset', 'SourceInfo', 'load']
+__all__ = ['SOURCES', 'Dataset', 'SourceInfo', 'from_config', 'load']
 
 
 class SourceInfo(NamedTuple):
   """How to load a dataset, and what a config is checked against before."""
 
-  loader: Callable[[str | os.PathLike | None], Dataset]  # Takes the data_dir.
-  num_classes: int
+  loader: Callable[..., Dataset]  # Takes the data_dir and its `fields`.
+  num_classes: int | None  # None: known only when it is loaded.
+  fields: tuple[str, ...] = ()  # Of the config, by the names of arguments.
 
 
 SOURCES = {
@@ -25,13 +26,33 @@ SOURCES = {
   'cifar100': SourceInfo(functools.partial(sources.from_tfds, 'cifar100'), 100),
   'svhn': SourceInfo(functools.partial(sources.from_tfds, 'svhn_cropped'), 10),
   'stl10': SourceInfo(functools.partial(sources.from_tfds, 'stl10'), 10),
+  # The user's own.
+  'folder': SourceInfo(folder.load, None, ('image_size',)),
 }
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
+def load(
+  name: str, data_dir: str | os.PathLike | None = None, **options
+) -> Dataset:
   """Returns a dataset of `SOURCES`; see its loader for the order of rows."""
   if name not in SOURCES:
     raise UserError(
       f'Unknown dataset {name!r}; known are {", ".join(SOURCES)}.'
     )
-  return SOURCES[name].loader(data_dir)._replace(name=name)
+  return SOURCES[name].loader(data_dir, **options)._replace(name=name)
+
+
+def from_config(config) -> Dataset:
+  """The dataset of a config, which fits its `mean` and `std`."""
+  fields = SOURCES[config.dataset].fields
+  dataset = load(
+    config.dataset, config.data_dir, **{name: config[name] for name in fields}
+  )
+  channels = dataset.train_images.shape[-1]
+  for name in ('mean', 'std'):
+    if len(config[name]) not in (1, channels):
+      raise UserError(
+        f'config.{name} has {len(config[name])} numbers, but the images have '
+        f'{channels} channels; set one for all, or one for each.'
+      )
+  return dataset

@@ -1,0 +1,23 @@
+"""Your own images: labeled/CLASS/*, unlabeled/*, and test/CLASS/* if you can.
+
+  python main.py --config configs/folder.py --config.data_dir=DIR
+  python main.py --config configs/folder.py:image_size=96 --config.data_dir=DIR
+  python main.py --config configs/folder.py:method=fixmatch,labels=40 \
+      --config.data_dir=DIR
+
+All labeled images are used, or `labels` drawn from them. Without test/ hold
+some labeled images out with --config.num_val=N. See docs/own_images.md.
+"""
+
+from configs import common
+
+
+def get_config(arg=''):
+  config = common.base(
+    arg, 'folder', paper_labels=(), labels='all', image_size=32
+  )
+  common.set_own(config, config.image_size)
+  # ImageNet's: photos of any kind.
+  config.mean = (0.485, 0.456, 0.406)
+  config.std = (0.229, 0.224, 0.225)
+  return config

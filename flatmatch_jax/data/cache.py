@@ -1,0 +1,99 @@
+"""Decoded images beside the files they come from.
+
+An array and a JSON file in DATA_DIR/.flatmatch_jax, named by a digest of what
+the pixels depend on: name, size and times of every file, the wanted shape, the
+rule of reading and the version of Pillow. Another digest is another file, so
+a changed image is never taken from here. Files are written whole or not at
+all, and one that is damaged is not used.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import time
+import zlib
+
+import numpy as np
+import PIL
+
+from flatmatch_jax import logging
+from flatmatch_jax.data import images
+
+FOLDER = '.flatmatch_jax'
+
+_DAY = 24 * 60 * 60
+
+
+def file_for(
+  root: pathlib.Path,
+  paths: list[pathlib.Path],
+  shape: tuple[int, int, int],
+) -> pathlib.Path:
+  """Where the images of `paths` below `root` are stored, or would be."""
+  digest = hashlib.sha256(f'{images.RULE} {PIL.__version__}'.encode())
+  for path in paths:
+    status = path.stat()
+    # Nobody can set back the time of the last change of a file's entry.
+    times = status.st_mtime_ns, status.st_ctime_ns
+    digest.update(os.fsencode(path.relative_to(root)) + b'\0')
+    digest.update(f'{status.st_size} {times} '.encode())
+  size = 'x'.join(map(str, shape))
+  return root / FOLDER / f'{size}-{digest.hexdigest()[:32]}.npy'
+
+
+def load(file: pathlib.Path) -> tuple[np.ndarray, dict[int, str]] | None:
+  """The images and what `read_into` returned; None if not stored or damaged."""
+  if not file.exists():
+    return None
+  try:
+    about = json.loads(file.with_suffix('.json').read_text())
+    # Mapped first: a header that promises too much is found out.
+    pixels = np.array(np.load(file, mmap_mode='r', allow_pickle=False))
+    unreadable = {int(row): str(why) for row, why in about['unreadable']}
+    right = (pixels.dtype, list(pixels.shape)) == (np.uint8, about['shape'])
+    if not right or zlib.crc32(pixels.data) != about['crc32']:
+      raise ValueError('its checksum is wrong')
+  except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    logging.say(f'{file} is damaged ({error}); the images are read again.')
+    return None
+  return pixels, unreadable
+
+
+def store(
+  file: pathlib.Path, pixels: np.ndarray, unreadable: dict[int, str]
+) -> None:
+  """Writes the images, and removes older ones of the same size."""
+  about = {
+    'shape': pixels.shape,
+    'crc32': zlib.crc32(pixels.data),
+    'unreadable': list(unreadable.items()),
+  }
+  try:
+    file.parent.mkdir(exist_ok=True)
+    _write(file, lambda output: np.save(output, pixels, allow_pickle=False))
+    _write(
+      file.with_suffix('.json'),
+      lambda output: output.write(json.dumps(about).encode()),
+    )
+    size = file.name.partition('-')[0]
+    for old in file.parent.glob(f'{size}-*'):
+      # A temporary file may be another run's; after a day its run is dead.
+      young = time.time() - old.stat().st_mtime < _DAY
+      if old.stem != file.stem and not (old.suffix == '.tmp' and young):
+        old.unlink(missing_ok=True)
+  except OSError as error:
+    logging.say(f'The decoded images are not kept for the next run: {error}.')
+
+
+def _write(file, write):
+  temporary = file.with_name(f'{file.name}.{os.getpid()}.tmp')
+  try:
+    with temporary.open('wb') as output:
+      write(output)
+      output.flush()
+      os.fsync(output.fileno())
+    temporary.replace(file)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise

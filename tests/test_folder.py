@@ -1,0 +1,467 @@
+"""A folder of the user's images is a dataset, or the error says what to do."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from flatmatch_jax import data
+from flatmatch_jax.data import cache, images
+from flatmatch_jax.types import UserError
+
+
+def save(path, value=0, size=(10, 12)):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  Image.new('RGB', size, (value, value, value)).save(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+  """Two classes of 2 and 3, four unlabeled, two for testing."""
+  root = tmp_path / 'data'
+  for number, name in enumerate(
+    ('cat/b.png', 'cat/deep/a.png', 'dog/1.png', 'dog/2.png', 'dog/3.png')
+  ):
+    save(root / 'labeled' / name, 10 + number)
+  for number, name in enumerate(('a.png', 'x/y/b.png', 'x/c.bmp', 'z.webp')):
+    save(root / 'unlabeled' / name, 20 + number)
+  save(root / 'test' / 'dog' / '1.png', 31)
+  save(root / 'test' / 'cat' / '1.png', 30)
+  return root
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+  """Names of the files that were read."""
+  names = []
+  read = images.read
+
+  def note(path, shape):
+    names.append(path.name)
+    return read(path, shape)
+
+  monkeypatch.setattr(images, 'read', note)
+  return names
+
+
+def load(root, size=8):
+  return data.load('folder', root, image_size=size)
+
+
+def values(pixels):
+  return pixels[:, 0, 0, 0].tolist()
+
+
+def stored(root):
+  (file,) = (root / cache.FOLDER).glob('*.npy')
+  return file
+
+
+def test_rows_are_labeled_then_unlabeled_by_path(root, capsys):
+  dataset = load(str(root))
+  assert dataset.name == 'folder'
+  assert dataset.class_names == ('cat', 'dog')
+  assert dataset.train_images.shape == (9, 8, 8, 3)
+  assert dataset.train_images.dtype == np.uint8
+  assert values(dataset.train_images)[:8] == [10, 11, 12, 13, 14, 20, 22, 21]
+  assert dataset.train_labels.tolist() == [0, 0, 1, 1, 1, -1, -1, -1, -1]
+  assert values(dataset.test_images) == [30, 31]
+  assert dataset.test_labels.tolist() == [0, 1]
+  assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int32
+  assert (
+    'labeled: cat 2, dog 3 (unbalanced); 4 unlabeled; 2 test.'
+    in capsys.readouterr().err
+  )
+
+
+def test_test_is_optional(root):
+  shutil.rmtree(root / 'test')
+  dataset = load(root)
+  assert dataset.test_images.shape == (0, 8, 8, 3)
+  assert dataset.test_labels.shape == (0,)
+
+
+def test_test_may_lack_a_class(root, capsys):
+  shutil.rmtree(root / 'test' / 'cat')
+  assert load(root).test_labels.tolist() == [1]
+  assert '1 test, none of cat.' in capsys.readouterr().err
+
+
+def test_balanced_counts_and_many_classes_are_one_line(root, capsys):
+  (root / 'labeled' / 'dog' / '3.png').unlink()
+  load(root)
+  assert 'labeled: cat 2, dog 2; 4' in capsys.readouterr().err
+  for number in range(20):
+    save(root / 'labeled' / f'{number:02}' / 'a.png')
+  load(root)
+  line = 'labeled: 22 classes of 1 to 2 images (unbalanced); 4 unlabeled'
+  assert line in capsys.readouterr().err
+
+
+# Errors.
+
+
+def no_labeled(root):
+  (root / 'labeled').rename(root / 'labelled')
+
+
+def no_unlabeled(root):
+  shutil.rmtree(root / 'unlabeled')
+
+
+def empty_unlabeled(root):
+  no_unlabeled(root)
+  (root / 'unlabeled' / 'x').mkdir(parents=True)
+
+
+def unreadable_unlabeled(root):
+  no_unlabeled(root)
+  (root / 'unlabeled').mkdir()
+  (root / 'unlabeled' / 'a.png').write_bytes(b'')
+
+
+def one_class(root):
+  shutil.rmtree(root / 'labeled' / 'cat')
+  shutil.rmtree(root / 'test')
+
+
+def no_class(root):
+  shutil.rmtree(root / 'labeled')
+  shutil.rmtree(root / 'test')
+  (root / 'labeled').mkdir()
+
+
+def empty_class(root):
+  (root / 'labeled' / 'bird').mkdir()
+
+
+def unreadable_class(root):
+  save(root / 'labeled' / 'bird' / 'a.png')
+  (root / 'labeled' / 'bird' / 'a.png').write_bytes(b'')
+
+
+def beside_classes(root):
+  save(root / 'labeled' / 'stray.jpg')
+
+
+def beside_test_classes(root):
+  save(root / 'test' / 'stray.jpg')
+
+
+def other_test_class(root):
+  save(root / 'test' / 'bird' / 'a.png')
+
+
+def empty_test(root):
+  shutil.rmtree(root / 'test')
+  (root / 'test' / 'cat').mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+  ('spoil', 'match'),
+  [
+    (no_labeled, r'no folder labeled/ \(it holds: labelled, test, unlabeled\)'),
+    (no_unlabeled, r'no folder unlabeled/ .*put images without labels there'),
+    (empty_unlabeled, r'unlabeled holds no readable image; put'),
+    (unreadable_unlabeled, r'unlabeled holds no readable image; put'),
+    (one_class, r'labeled has 1 class folders \(dog\).*at least two'),
+    (no_class, r'labeled has 0 class folders \(nothing\).*at least two'),
+    (empty_class, r'1 of 3 classes have no readable image.*: bird; add'),
+    (unreadable_class, r'1 of 3 classes have no readable image.*: bird; add'),
+    (beside_classes, r'stray\.jpg lies directly in labeled/.*CLASS'),
+    (beside_test_classes, r'stray\.jpg lies directly in test/.*CLASS'),
+    (other_test_class, r"'bird' of .*test is not in .*labeled.*: cat, dog;"),
+    (empty_test, r'test holds no readable image.*num_val'),
+    (shutil.rmtree, r'data is not a folder.*--config\.data_dir'),
+  ],
+)
+def test_what_cannot_be_trained_on_is_refused(root, spoil, match):
+  spoil(root)
+  with pytest.raises(UserError, match=match) as caught:
+    load(root)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('nothing', ['', None])
+def test_data_dir_is_needed(nothing):
+  with pytest.raises(UserError, match=r'empty.*--config\.data_dir=DIR'):
+    load(nothing)
+
+
+def test_file_is_not_a_folder(root):
+  with pytest.raises(UserError, match=r'a\.png is not a folder'):
+    load(root / 'unlabeled' / 'a.png')
+
+
+# Files that are skipped.
+
+
+def test_unreadable_files_are_named_and_skipped(root, capsys):
+  save(root / 'labeled' / 'cat' / 'broken.png')
+  (root / 'labeled' / 'cat' / 'broken.png').write_bytes(b'nothing')
+  whole = (root / 'unlabeled' / 'a.png').read_bytes()
+  (root / 'unlabeled' / 'a.png').write_bytes(whole[:-30])
+  (root / 'unlabeled' / 'notes.txt').write_text('to do')
+  (root / 'labeled' / 'README').write_text('ours')
+  (root / 'unlabeled' / '.DS_Store').touch()
+  for _ in range(2):  # Decoded, and from the cache.
+    dataset = load(root)
+    assert values(dataset.train_images)[:-1] == [10, 11, 12, 13, 14, 22, 21]
+    assert dataset.train_labels.tolist() == [0, 0, 1, 1, 1, -1, -1, -1]
+    assert values(dataset.test_images) == [30, 31]
+    report = capsys.readouterr().err
+    assert 'Skipped 2 of the 7 files in ' in report
+    assert "'labeled/cat/broken.png' (not one of PNG, JPEG" in report
+    assert "'labeled/README' (not a folder of a class)" in report
+    assert 'Skipped 2 of the 5 files in ' in report
+    assert "'unlabeled/a.png' (" in report
+    assert "'unlabeled/notes.txt' (not an image by its name)" in report
+    assert 'DS_Store' not in report
+
+
+def spoil(root, number):
+  for i in range(number):
+    (root / 'unlabeled' / f'bad{i:03}.jpg').write_bytes(b'bad')
+
+
+def test_ten_files_may_be_skipped_and_no_eleventh(root, capsys):
+  spoil(root, 10)
+  load(root)
+  assert "bad009.jpg' (not one of" in capsys.readouterr().err
+  spoil(root, 11)
+  with pytest.raises(UserError) as caught:
+    load(root)
+  message = str(caught.value)
+  assert '11 of the 15 files in' in message
+  assert "'unlabeled/bad000.jpg' (" in message
+  assert 'and 1 more. Repair' in message
+  assert 'bad010' not in message
+
+
+def test_one_in_twenty_may_be_skipped(root, capsys):
+  for i in range(4, 228):
+    save(root / 'unlabeled' / f'{i}.bmp', size=(2, 2))
+  spoil(root, 12)  # Of 240.
+  load(root)
+  report = capsys.readouterr().err
+  assert 'Skipped 12 of the 240 files' in report
+  assert 'and 2 more.' in report
+  spoil(root, 13)
+  with pytest.raises(UserError, match='13 of the 241 files'):
+    load(root)
+
+
+# Links.
+
+
+def test_links_are_followed_but_not_in_circles(root, tmp_path):
+  save(tmp_path / 'elsewhere' / 'a.png', 50)
+  (root / 'labeled' / 'eel').symlink_to(tmp_path / 'elsewhere')
+  (root / 'labeled' / 'cat' / 'up').symlink_to(root / 'labeled')
+  (root / 'unlabeled' / 'top').symlink_to(root)
+  (root / 'unlabeled' / 'self').symlink_to(root / 'unlabeled')
+  dataset = load(root)
+  assert dataset.class_names == ('cat', 'dog', 'eel')
+  assert dataset.train_labels.tolist() == [0, 0, 1, 1, 1, 2, -1, -1, -1, -1]
+
+
+# The cache.
+
+
+def test_second_time_nothing_is_decoded(root, decoded):
+  first = load(root)
+  assert len(decoded) == 11
+  second = load(root)
+  assert len(decoded) == 11
+  np.testing.assert_array_equal(first.train_images, second.train_images)
+  np.testing.assert_array_equal(first.test_images, second.test_images)
+  np.testing.assert_array_equal(first.train_labels, second.train_labels)
+  assert first.class_names == second.class_names
+
+
+def other_size(path):
+  save(path, 99, (20, 30))
+
+
+def other_mtime(path):
+  old = path.stat()
+  content = bytearray(path.read_bytes())
+  save(path, 99)
+  content[:] = path.read_bytes().ljust(len(content), b'\0')
+  path.write_bytes(content)
+  assert path.stat().st_size == old.st_size
+  os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+
+
+def same_mtime(path):
+  old = path.stat()
+  other_mtime(path)
+  os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+  assert path.stat().st_mtime_ns == old.st_mtime_ns
+
+
+@pytest.mark.parametrize('change', [other_size, other_mtime, same_mtime])
+@pytest.mark.parametrize('name', ['labeled/cat/b.png', 'test/dog/1.png'])
+def test_changed_file_is_noticed(root, decoded, change, name):
+  before = load(root)
+  del decoded[:]
+  change(root / name)
+  after = load(root)
+  assert len(decoded) == 11
+  pixels = [np.concatenate(x[1:4:2]) for x in (before, after)]
+  different = np.any(pixels[0] != pixels[1], (1, 2, 3))
+  assert np.flatnonzero(different).tolist() == [0 if 'cat' in name else 10]
+
+
+def test_moved_and_new_files_are_noticed(root, decoded):
+  load(root)
+  path = root / 'labeled' / 'cat' / 'b.png'
+  path.rename(root / 'labeled' / 'dog' / '0.png')
+  assert values(load(root).train_images)[:5] == [11, 10, 12, 13, 14]
+  save(root / 'unlabeled' / '0.png', 77)
+  assert values(load(root).train_images)[5] == 77
+  assert len(decoded) == 11 + 11 + 12
+
+
+@pytest.mark.parametrize('what', ['rule', 'pillow'])
+def test_another_way_of_reading_is_noticed(root, decoded, monkeypatch, what):
+  load(root)
+  if what == 'rule':
+    monkeypatch.setattr(images, 'RULE', 'another')
+  else:
+    monkeypatch.setattr(cache.PIL, '__version__', '0.0')
+  load(root)
+  assert len(decoded) == 22
+
+
+def test_each_size_has_one_file(root, decoded):
+  load(root, 8)
+  load(root, 16)
+  load(root, 8)
+  assert len(decoded) == 22
+  save(root / 'unlabeled' / '0.png')
+  load(root, 8)
+  names = sorted(path.name for path in (root / cache.FOLDER).iterdir())
+  assert [name.partition('-')[0] for name in names] == ['16x16x3'] * 2 + [
+    '8x8x3'
+  ] * 2
+  assert [pathlib.Path(name).suffix for name in names] == ['.json', '.npy'] * 2
+
+
+def test_leftovers_of_killed_runs_go_after_a_day(root):
+  load(root)
+  leftover = root / cache.FOLDER / '8x8x3-0.npy.1.tmp'
+  for age, stays in ((100, True), (2 * 24 * 3600, False)):
+    leftover.touch()
+    time = leftover.stat().st_mtime - age
+    os.utime(leftover, (time, time))
+    save(root / 'unlabeled' / f'{age}.png')
+    load(root)
+    assert leftover.exists() == stays
+
+
+def cut(file):
+  file.write_bytes(file.read_bytes()[:-5])
+
+
+def flip(file):
+  content = bytearray(file.read_bytes())
+  content[-5] ^= 1
+  file.write_bytes(content)
+
+
+def empty(file):
+  file.write_bytes(b'')
+
+
+def other_shape(file):
+  np.save(file, np.load(file)[:-1])
+
+
+def other_type(file):
+  np.save(file, np.load(file).view(np.int8))
+
+
+def pickled(file):
+  np.save(file, np.array([{}]), allow_pickle=True)
+
+
+def no_about(file):
+  file.with_suffix('.json').unlink()
+
+
+def bad_about(file):
+  file.with_suffix('.json').write_text('{"shape": [1]')
+
+
+def odd_about(file):
+  file.with_suffix('.json').write_text('[]')
+
+
+def other_about(file):
+  path = file.with_suffix('.json')
+  path.write_text(json.dumps(json.loads(path.read_text()) | {'crc32': 0}))
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [
+    cut,
+    flip,
+    empty,
+    other_shape,
+    other_type,
+    pickled,
+    no_about,
+    bad_about,
+    odd_about,
+    other_about,
+  ],
+)
+def test_damaged_cache_is_not_used(root, decoded, damage, capsys):
+  before = load(root)
+  damage(stored(root))
+  capsys.readouterr()
+  after = load(root)
+  np.testing.assert_array_equal(before.train_images, after.train_images)
+  assert len(decoded) == 22
+  assert 'is damaged' in capsys.readouterr().err
+  load(root)  # It has been repaired.
+  assert len(decoded) == 22
+
+
+def test_folder_that_cannot_be_written_is_read_without_cache(
+  root, decoded, capsys
+):
+  (root / cache.FOLDER).write_text('in the way')
+  for _ in range(2):
+    assert len(load(root).train_images) == 9
+    assert 'not kept for the next run' in capsys.readouterr().err
+  assert len(decoded) == 22
+
+
+def test_failed_writing_leaves_nothing(root, monkeypatch, capsys):
+  def no_space(*args):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(cache.os, 'fsync', no_space)
+  assert len(load(root).train_images) == 9
+  assert 'No space left' in capsys.readouterr().err
+  assert list((root / cache.FOLDER).iterdir()) == []
+
+
+def test_nothing_is_stored_where_too_much_is_skipped(root):
+  spoil(root, 11)
+  with pytest.raises(UserError):
+    load(root)
+  assert not (root / cache.FOLDER).exists()
+
+
+def test_part_is_not_read_twice_in_memory(root):
+  """Train and test are views of one array."""
+  dataset = load(root)
+  assert dataset.train_images.base is dataset.test_images.base
