@@ -5,7 +5,7 @@ import functools
 import os
 from typing import NamedTuple
 
-from flatmatch_jax.data import folder, sources
+from flatmatch_jax.data import arrays, folder, sources
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
@@ -28,6 +28,7 @@ SOURCES = {
   'stl10': SourceInfo(functools.partial(sources.from_tfds, 'stl10'), 10),
   # The user's own.
   'folder': SourceInfo(folder.load, None, ('image_size',)),
+  'npz': SourceInfo(arrays.load, None),
 }
 
 

@@ -1,0 +1,17 @@
+"""Your own images as arrays in one file: see flatmatch_jax/data/arrays.py.
+
+  python main.py --config configs/npz.py --config.data_dir=FILE.npz
+  python main.py --config configs/npz.py:method=fixmatch,labels=40 \
+      --config.data_dir=FILE.npz
+
+Images keep their size. Network and shift are for about 32 pixels; for 96 add
+--config.model=wrn_37_2 --config.pad=12.
+"""
+
+from configs import common
+
+
+def get_config(arg=''):
+  config = common.base(arg, 'npz', paper_labels=(), labels='all')
+  common.set_own(config, image_size=32)
+  return config
