@@ -29,6 +29,7 @@ SOURCES = {
   # The user's own.
   'folder': SourceInfo(folder.load, None, ('image_size',)),
   'npz': SourceInfo(arrays.load, None),
+  'tfds': SourceInfo(sources.any_tfds, None, ('tfds_name', 'image_size')),
 }
 
 

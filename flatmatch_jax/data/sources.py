@@ -14,7 +14,9 @@ import types
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
+from flatmatch_jax.data import images
 from flatmatch_jax.types import UserError
 
 
@@ -36,7 +38,7 @@ class TfdsSplits(NamedTuple):
   test: tuple[str, ...] = ('test',)
 
 
-# Any TFDS dataset with 'image' of one size and 'label' can be added here.
+# Their ids, where they have some, number the rows; see `any_tfds` for others.
 TFDS_SPLITS = {
   'cifar10': TfdsSplits(),
   'cifar100': TfdsSplits(),
@@ -85,24 +87,63 @@ def from_tfds(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
     data_dir: Folder of prepared datasets; None or '' is the usual one of TFDS.
   """
   splits = TFDS_SPLITS[name]
+
+  def read(builder):
+    return _read(builder, splits.train), _read(builder, splits.test)
+
+  return _load(name, data_dir, read)
+
+
+def any_tfds(
+  data_dir: str | os.PathLike | None, tfds_name: str, image_size: int
+) -> Dataset:
+  """Reads any TFDS dataset that has 'image' and 'label'.
+
+  Its split 'train' trains; 'test' tests, or 'validation' where there is no
+  'test' or its labels are hidden. Rows keep the order of the TFDS files.
+  Images that are all of one size stay as they are; others are brought to
+  `image_size` as files are, see images.py.
+  """
+  if tfds_name in TFDS_SPLITS:
+    return from_tfds(tfds_name, data_dir)
+
+  def read(builder):
+    train = _read(builder, ('train',), image_size)
+    for split in ('test', 'validation'):
+      if split in builder.info.splits:
+        test = _read(builder, (split,), image_size)
+        if test[1].min() >= 0:
+          return train, test
+    return train, (train[0][:0], train[1][:0])
+
+  return _load(tfds_name, data_dir, read)
+
+
+def _load(name, data_dir, read) -> Dataset:
+  """A dataset of which `read(builder)` gives (images, labels) twice."""
   tfds = _import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
+  place = os.path.join(folder, re.split('[/:]', name)[0])
   try:
     with _errors_only(logging.getLogger('absl')):
       builder = tfds.builder(
         name, data_dir=folder if data_dir else None, try_gcs=False
       )
+      _check_features(builder, name)
       if not builder.is_prepared():
         _prepare(builder, name, folder)
-      train_images, train_labels = _read(builder, splits.train)
-      test_images, test_labels = _read(builder, splits.test)
+      (train_images, train_labels), (test_images, test_labels) = read(builder)
   except (UserError, MemoryError):
     raise
   except Exception as error:  # Each damaged file has its own type of error.
+    if not os.path.isdir(place):
+      raise UserError(
+        f'Dataset {name!r} is neither in {folder} nor known to TFDS: '
+        f'{_one_line(error)}. Choose one of tfds.list_builders().'
+      ) from error
     raise UserError(
       f'Dataset {name!r} in {folder} cannot be read: {_one_line(error)}. '
-      f'Delete {os.path.join(folder, name)} and prepare it again: '
-      f'{_command(name, folder)}'
+      f'Delete {place} and prepare it again: {_command(name, folder)}'
     ) from error
   label = builder.info.features['label']
   names = label.names or [str(i) for i in range(label.num_classes)]
@@ -140,6 +181,33 @@ def _errors_only(logger: logging.Logger):
     logger.setLevel(level)
 
 
+def _check_features(builder, name: str) -> None:
+  """Raises UserError, before any download, where there is nothing to learn."""
+  features = builder.info.features
+  wanted = {'image', 'label'}
+  if missing := sorted(wanted - set(features or {})):
+    raise UserError(
+      f'Dataset {name!r} has no feature {missing[0]!r} (it has: '
+      f'{", ".join(features or {}) or "none"}); choose one of TFDS with image '
+      'and label.'
+    )
+  image, label = features['image'], features['label']
+  if (
+    image.np_dtype != np.uint8
+    or len(image.shape) != 3
+    or image.shape[-1] not in (1, 3)
+  ):
+    raise UserError(
+      f'Images of {name!r} are {image}; choose a dataset of grey or RGB images '
+      'of 8 bits.'
+    )
+  if getattr(label, 'num_classes', None) is None:
+    raise UserError(
+      f'Labels of {name!r} are {label}; choose a dataset with one of several '
+      'classes for each image.'
+    )
+
+
 def _prepare(builder, name: str, folder: str) -> None:
   """Downloads and writes a dataset; raises UserError where that fails."""
   import tensorflow_datasets as tfds
@@ -164,33 +232,41 @@ def _prepare(builder, name: str, folder: str) -> None:
     downloader.MAX_RETRIES = retries
 
 
-def _read(builder, splits) -> tuple[np.ndarray, np.ndarray]:
+def _read(
+  builder, splits: tuple[str, ...], image_size: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns images and labels of the concatenated `splits`."""
   missing = [split for split in splits if split not in builder.info.splits]
   if missing:
     raise ValueError(f'it has no split {missing[0]!r}')
   shape = builder.info.features['image'].shape
   if None in shape:
-    raise ValueError(f'images of shape {shape} are not all of one size')
+    if image_size is None:
+      raise ValueError(f'images of shape {shape} are not all of one size')
+    shape = (image_size, image_size, shape[-1])
   sizes = [builder.info.splits[split].num_examples for split in splits]
-  images = np.zeros((sum(sizes), *shape), np.uint8)
+  pixels = images.empty(sum(sizes), shape)
   labels = np.full(sum(sizes), -1, np.int32)
   start = 0
   for split, size in zip(splits, sizes, strict=True):
     rows = slice(start, start + size)
-    _fill(builder, split, images[rows], labels[rows])
+    _fill(builder, split, pixels[rows], labels[rows])
     start += size
-  return images, labels
+  return pixels, labels
 
 
-def _fill(builder, split: str, images: np.ndarray, labels: np.ndarray) -> None:
-  """Writes one split into `images` [N, H, W, C] and `labels` [N], in place."""
+def _fill(builder, split: str, pixels: np.ndarray, labels: np.ndarray) -> None:
+  """Writes one split into `pixels` [N, H, W, C] and `labels` [N], in place."""
   import tensorflow_datasets as tfds
 
-  wanted = {'image', 'label', 'id'} & set(builder.info.features)
+  features = builder.info.features
+  # Elsewhere an id may be anything.
+  numbered = builder.name in TFDS_SPLITS and 'id' in features
+  wanted = ('image', 'label', 'id') if numbered else ('image', 'label')
+  one_size = None not in features['image'].shape
   dataset = builder.as_dataset(
     split=split,
-    batch_size=_BATCH,
+    batch_size=_BATCH if one_size else None,
     shuffle_files=False,
     decoders=tfds.decode.PartialDecoding(dict.fromkeys(wanted, True)),
     read_config=tfds.ReadConfig(
@@ -201,11 +277,13 @@ def _fill(builder, split: str, images: np.ndarray, labels: np.ndarray) -> None:
   filled = np.zeros(len(labels), bool)
   start = 0
   for batch in tfds.as_numpy(dataset):
+    if not one_size:
+      batch = _as_batch(batch, pixels.shape[1:])
     rows = np.arange(start, start + len(batch['label']))
     start += len(rows)
-    if 'id' in batch:
+    if numbered:
       rows = _numbers(batch['id'], split, len(labels))
-    images[rows] = batch['image']
+    pixels[rows] = batch['image']
     labels[rows] = batch['label']
     filled[rows] = True
   if not filled.all():
@@ -213,6 +291,16 @@ def _fill(builder, split: str, images: np.ndarray, labels: np.ndarray) -> None:
       f'row {np.argmin(filled)} of the {len(filled)} of split {split!r} is '
       'absent'
     )
+
+
+def _as_batch(example, shape):
+  """One example of any size as a batch of one of `shape`."""
+  image = example['image']
+  image = Image.fromarray(image[..., 0] if shape[-1] == 1 else image)
+  return {
+    'image': images.fit(image, shape)[None],
+    'label': np.asarray(example['label'])[None],
+  }
 
 
 def _numbers(ids, split: str, size: int) -> np.ndarray:
