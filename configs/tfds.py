@@ -13,5 +13,6 @@ from configs import common
 def get_config(arg=''):
   config = common.base(arg, 'tfds', paper_labels=(), name='', image_size=32)
   common.set_own(config, config.image_size)
-  config.tfds_name = config.pop('name')
+  config.tfds_name = config.name
+  del config.name
   return config

@@ -1,13 +1,16 @@
 """Every source gives the same rows in the same order, or says why not."""
 
+import importlib
 import shutil
 import socket
 import subprocess
 import sys
 
 import numpy as np
+from PIL import Image
 import pytest
 
+from flatmatch_jax import config as config_lib
 from flatmatch_jax import data
 from flatmatch_jax.data import sources
 from flatmatch_jax.types import UserError
@@ -54,14 +57,14 @@ def cifar(split, i):
   }
 
 
-def stored(builder, split):
-  """Second channels of a split's images, record after record."""
+def stored(builder, split, channel=1):
+  """One channel of a split's images, record after record."""
   import tensorflow as tf
 
   files = sorted(str(path) for path in builder.data_path.glob(f'*-{split}.*'))
   features = builder.info.features
   return [
-    int(features.deserialize_example(record)['image'][0, 0, 1])
+    int(features.deserialize_example(record)['image'][0, 0, channel])
     for record in tf.data.TFRecordDataset(files)
   ]
 
@@ -275,3 +278,239 @@ def test_absent_split_is_named(tmp_path):
   prepare(tmp_path, 'svhn_cropped', {'train': 3, 'test': 3}, cifar)
   with pytest.raises(UserError, match=r"no split 'extra'"):
     data.load('svhn', tmp_path)
+
+
+# Any dataset of TFDS.
+
+
+def any_tfds(name, folder, size=16):
+  return data.load('tfds', folder, tfds_name=name, image_size=size)
+
+
+def test_images_of_one_size_stay_as_they_are(tmp_path, no_network):
+  def example(split, i):
+    return {'image': image(split, i, 28)[..., 1:2], 'label': i % 10}
+
+  builder = prepare(tmp_path, 'mnist', {'train': 30, 'test': 10}, example)
+  dataset = any_tfds('mnist', tmp_path)
+  assert dataset.name == 'tfds'
+  assert dataset.class_names == tuple(NAMES)
+  assert dataset.train_images.shape == (30, 28, 28, 1)
+  assert dataset.test_images.shape == (10, 28, 28, 1)
+  order = stored(builder, 'train', 0)
+  assert dataset.train_images[:, 5, 7, 0].tolist() == order
+  assert dataset.train_labels.tolist() == [i % 10 for i in order]
+  assert not no_network
+
+
+def flower(split, i):
+  """Wider with each number, its middle marked by the number."""
+  pixels = np.zeros((20, 40 + 2 * i, 3), np.uint8)
+  pixels[:, 10 + i : 30 + i] = 20 + 20 * i
+  return {'file_name': f'{i}.jpg', 'image': pixels, 'label': i % 10}
+
+
+def flowers(folder, counts, example=flower):
+  return prepare(folder, 'oxford_flowers102', counts, example, names=None)
+
+
+def test_images_of_other_sizes_are_scaled_and_cut(tmp_path):
+  counts = {'train': 11, 'validation': 5, 'test': 3}
+  flowers(tmp_path, counts)
+  dataset = any_tfds('oxford_flowers102', tmp_path)
+  assert dataset.train_images.shape == (11, 16, 16, 3)
+  assert dataset.test_images.shape == (3, 16, 16, 3)
+  assert len(dataset.class_names) == 102
+  # Stored as JPEG, so only nearly; the dark sides are cut off.
+  numbers = np.round(dataset.train_images[:, 8, 8, 0] / 20).astype(int) - 1
+  assert sorted(numbers) == list(range(11))
+  assert dataset.train_labels.tolist() == [i % 10 for i in numbers]
+  expected = 20 + 20 * numbers[:, None, None, None]
+  inside = dataset.train_images[:, :, 2:-2].astype(int)
+  assert np.abs(inside - expected).max() <= 12
+
+
+@pytest.mark.parametrize(
+  ('counts', 'hidden', 'expected'),
+  [
+    ({'train': 3, 'validation': 5}, False, 5),
+    ({'train': 3, 'validation': 5, 'test': 4}, False, 4),
+    ({'train': 3, 'validation': 5, 'test': 4}, True, 5),
+    ({'train': 3, 'test': 4}, True, 0),
+    ({'train': 3}, False, 0),
+  ],
+)
+def test_test_split_is_test_or_validation(tmp_path, counts, hidden, expected):
+  def example(split, i):
+    label = -1 if hidden and split == 'test' else 0
+    return flower(split, i) | {'label': label}
+
+  flowers(tmp_path, counts, example)
+  dataset = any_tfds('oxford_flowers102', tmp_path)
+  assert len(dataset.train_images) == 3
+  assert dataset.test_images.shape == (expected, 16, 16, 3)
+  assert dataset.test_labels.tolist() == [0] * expected
+
+
+def test_known_datasets_keep_their_order(cifar_dir):
+  ours, same = data.load('cifar10', cifar_dir), any_tfds('cifar10', cifar_dir)
+  np.testing.assert_array_equal(ours.train_images, same.train_images)
+  np.testing.assert_array_equal(ours.train_labels, same.train_labels)
+
+
+@pytest.mark.parametrize(
+  ('name', 'match'),
+  [
+    ('wider_face', r"no feature 'label' \(it has: .*image.*choose"),
+    ('eurosat/all', r"no feature 'image'"),
+    ('dsprites', r"no feature 'label'"),
+    ('celeb_a', r"no feature 'label'"),
+    ('nosuch', r"'nosuch' is neither in .* nor known to TFDS.*list_builders"),
+    ('bad name', r"'bad name' is neither in"),
+    ('mnist/other', r"'mnist/other' is neither in"),
+    ('mnist:9.9.9', r"'mnist:9\.9\.9' is neither in .*only: 3"),
+  ],
+)
+def test_other_datasets_are_refused_before_any_download(
+  tmp_path, no_network, name, match
+):
+  with pytest.raises(UserError, match=match) as caught:
+    any_tfds(name, tmp_path)
+  assert '\n' not in str(caught.value)
+  assert not no_network
+
+
+@pytest.mark.parametrize(
+  ('feature', 'match'),
+  [
+    ({'image': 'float32'}, 'grey or RGB images of 8 bits'),
+    ({'image': (8, 8, 4)}, 'grey or RGB images of 8 bits'),
+    ({'label': 'integer'}, 'one of several classes'),
+  ],
+)
+def test_features_that_are_no_images_or_classes_are_refused(feature, match):
+  tfds = sources._import_tfds()
+  features = {
+    'image': tfds.features.Image(shape=(8, 8, 3)),
+    'label': tfds.features.ClassLabel(num_classes=3),
+  }
+  if feature.get('image') == 'float32':
+    features['image'] = tfds.features.Tensor(shape=(8, 8, 3), dtype=np.float32)
+  elif 'image' in feature:
+    features['image'] = tfds.features.Image(shape=feature['image'])
+  else:
+    features['label'] = tfds.features.Scalar(dtype=np.int64)
+
+  class Builder:
+    class info:
+      pass
+
+  Builder.info.features = tfds.features.FeaturesDict(features)
+  with pytest.raises(UserError, match=match):
+    sources._check_features(Builder, 'odd')
+
+
+def test_dataset_without_train_is_refused(tmp_path):
+  prepare(
+    tmp_path,
+    'cifar10_1',
+    {'test': 3},
+    lambda split, i: {'image': image(split, i, 32), 'label': i},
+  )
+  with pytest.raises(UserError, match=r"no split 'train'"):
+    any_tfds('cifar10_1', tmp_path)
+
+
+# From a config.
+
+
+def config_of(name, arg='', **fields):
+  config = importlib.import_module(f'configs.{name}').get_config(arg)
+  config.update(fields)
+  return config
+
+
+def save_npz(path, shape):
+  np.savez(
+    path,
+    labeled_images=np.zeros((2, *shape), np.uint8),
+    labeled_labels=np.arange(2),
+    unlabeled_images=np.zeros((3, *shape), np.uint8),
+  )
+
+
+def test_every_config_loads_through_from_config(tmp_path, cifar_dir):
+  digits = data.from_config(config_of('digits'))
+  assert digits.train_images.shape == (1437, 8, 8, 1)
+  cifar = data.from_config(config_of('cifar10', data_dir=str(cifar_dir)))
+  assert len(cifar.train_images) == 40
+  named = config_of('tfds', 'name=cifar10', data_dir=str(cifar_dir))
+  assert data.from_config(named).train_images.shape == (40, 32, 32, 3)
+  for shape in ((8, 8), (8, 8, 3)):
+    save_npz(tmp_path / 'own.npz', shape)
+    own = config_of('npz', data_dir=str(tmp_path / 'own.npz'))
+    assert len(data.from_config(own).train_images) == 5
+  for name in ('labeled/a/1.png', 'labeled/b/1.png', 'unlabeled/1.png'):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    Image.new('L', (9, 9)).save(path)
+  own = config_of('folder', 'image_size=12', data_dir=str(tmp_path))
+  assert data.from_config(own).train_images.shape == (3, 12, 12, 3)
+
+
+def test_statistics_must_fit_the_channels(tmp_path):
+  save_npz(tmp_path / 'own.npz', (8, 8))
+  config = config_of('npz', data_dir=str(tmp_path / 'own.npz'))
+  config.std = (0.2, 0.2, 0.2)
+  with pytest.raises(
+    UserError, match=r'config\.std has 3 numbers.* 1 channels'
+  ):
+    data.from_config(config)
+
+
+@pytest.mark.parametrize('name', ['folder', 'npz', 'tfds'])
+def test_configs_of_own_data_pass_the_checks(name):
+  config = config_of(name, 'method=fixmatch,labels=40', data_dir='somewhere')
+  config.update({'tfds_name': 'mnist'} if name == 'tfds' else {})
+  config_lib.check(config)
+  assert config.labels == 40
+  assert config_of(name, 'labels=all').labels == 'all'
+
+
+def test_network_and_shift_go_with_the_size():
+  small, large = config_of('folder'), config_of('folder', 'image_size=96')
+  assert (small.model, small.pad, small.image_size) == ('wrn_28_2', 4, 32)
+  assert (large.model, large.pad, large.image_size) == ('wrn_37_2', 12, 96)
+  assert small.labels == 'all'
+  assert len(small.mean) == len(small.std) == 3
+
+
+@pytest.mark.parametrize(
+  ('config', 'match'),
+  [
+    (('folder', ''), r'data_dir is empty.*--config\.data_dir=DIR'),
+    (('npz', ''), r'data_dir is empty.*--config\.data_dir=FILE\.npz'),
+    (('tfds', ''), r'No dataset of TFDS is named.*:name='),
+    (('folder', 'image_size=4', 'd'), r'image_size=4 must lie from 8'),
+    (('folder', 'image_size=4096', 'd'), r'image_size=4096 must lie from 8'),
+    (('folder', 'labels=0', 'd'), r'labels=0 .* number of classes of folder'),
+    (('folder', 'labels=-3', 'd'), r'labels=-3 must be a positive multiple'),
+  ],
+)
+def test_wrong_configs_of_own_data_are_refused(config, match):
+  name, arg, *folder = config
+  with pytest.raises(UserError, match=match) as caught:
+    config_lib.check(config_of(name, arg, data_dir=''.join(folder)))
+  assert 'The paper' not in str(caught.value)
+
+
+def test_size_is_chosen_with_the_file():
+  config = config_of('folder', data_dir='somewhere')
+  config.image_size = 64
+  with pytest.raises(UserError, match=r'FILE\.py:image_size=64'):
+    config_lib.check(config)
+
+
+def test_unreadable_number_of_labels_is_named():
+  with pytest.raises(UserError, match=r'labels=few .* not a whole number'):
+    config_of('folder', 'labels=few')
