@@ -79,7 +79,7 @@ def check(config) -> None:
   _check_fixed(config)
   _check_parts(config)
   _check_optimizer(config)
-  models.create(config.model, num_classes=2)
+  models.create(config.model, num_classes=2, dtype=config.dtype)
   _check_devices(config)
 
 

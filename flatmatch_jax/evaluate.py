@@ -47,7 +47,7 @@ def main():
   run = program.load_run(files, args.checkpoint)
   if args.data_dir:
     run.config.data_dir = args.data_dir
-  dataset = data.load(run.config.dataset, run.config.data_dir)
+  dataset = data.from_config(run.config)
   if not len(dataset.test_labels):
     raise UserError(
       f'{run.config.dataset} in {run.config.data_dir} has no test images; '

@@ -170,7 +170,7 @@ def abstract_batch(config, views: tuple[str, ...], fixed: bool) -> Batch:
 def trace(config) -> None:
   """Traces the steps that the config trains by, from the initial state."""
   size, shape = IMAGES[config.dataset]
-  classes = data.SOURCES[config.dataset].num_classes
+  classes = data.SOURCES[config.dataset].num_classes or 0
   made = program.create(config, DatasetInfo(classes, size, size), shape)
   state = jax.eval_shape(made.init, jax.eval_shape(jax.random.key, 0))
   fixes = bool(_fix_at(config))

@@ -18,7 +18,7 @@ from flatmatch_jax import (
   train_step,
 )
 from flatmatch_jax.checkpoint import Checkpoints
-from flatmatch_jax.data import resident
+from flatmatch_jax.data import resident, streaming
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -39,8 +39,10 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
   """Builds model, method, recipe and optimizer."""
   method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
-  schedule = optimizer.cosine_schedule(config.learning_rate, config.steps)
-  tx = optimizer.sgd(schedule, config.weight_decay)
+  schedule = optimizer.cosine_schedule(
+    config.learning_rate, config.steps, config.warmup_steps
+  )
+  tx = make_optimizer(config, schedule)
   context = {
     'steps': config.steps,
     'tx': tx,
@@ -50,9 +52,16 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
   }
   method = methods.create(method_name, context, **config.method_args)
   model = models.create(
-    config.model, info.num_classes, config.bn_momentum, method.heads
+    config.model,
+    info.num_classes,
+    config.bn_momentum,
+    method.heads,
+    config.dtype,
+    config.remat,
   )
-  run_network: forward.Forward = forward.make_forward(model, config.batch_norm)
+  run_network: forward.Forward = forward.make_forward(
+    model, config.batch_norm, config.microbatches
+  )
   make_step = functools.partial(
     train_step.make_train_step,
     run_network,
@@ -82,18 +91,28 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
   )
 
 
-def make_sample(config, views, batch_sharding):
-  """Returns `sample(data, state) -> Batch` for the state's step."""
-  draw = resident.make_sampler(
-    config.batch_size,
-    config.unlabeled_batch_size,
-    views,
-    config.pad,
-    config.flip,
-    config.mean,
-    config.std,
-    batch_sharding,
-  )
+def make_optimizer(config, schedule) -> optax.GradientTransformation:
+  if config.optimizer == 'adamw':
+    return optimizer.adamw(schedule, config.weight_decay, config.layer_decay)
+  return optimizer.sgd(schedule, config.weight_decay)
+
+
+def make_sample(config, views, batch_sharding, streams: bool = False):
+  """Returns `sample(data, state) -> Batch` for the state's step.
+
+  `data` is what a feed gives: all images, or, where it `streams`, the step's.
+  """
+  same = config.flip, config.mean, config.std, batch_sharding
+  if streams:
+    draw = streaming.make_sampler(views, *same)
+  else:
+    draw = resident.make_sampler(
+      config.batch_size,
+      config.unlabeled_batch_size,
+      views,
+      config.pad,
+      *same,
+    )
   return lambda data, state: draw(data, train_step.step_keys(state)[0])
 
 

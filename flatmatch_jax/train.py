@@ -4,15 +4,23 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import interrupt, logging, plots, results, sharding
+from flatmatch_jax import (
+  interrupt,
+  logging,
+  plots,
+  pretrained,
+  results,
+  sharding,
+)
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
-from flatmatch_jax.data import resident, splits
+from flatmatch_jax.data import resident, splits, streaming
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir, as_dict, versions
 
@@ -28,7 +36,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     return program_lib.load_run(files).state
 
   # Data.
-  dataset = data_lib.load(config.dataset, config.data_dir)
+  dataset = data_lib.from_config(config)
   split = choose_split(config, dataset)
   write_description(files, config, dataset, split)
   selection = results.selection(len(dataset.test_labels), config.num_val)
@@ -37,15 +45,18 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   mesh = sharding.make_mesh()
   everywhere = sharding.replicated(mesh)
   held_out = evaluation_sets(dataset, split, everywhere)
-  data = resident.place(dataset, split, everywhere)
-  dataset = dataset._replace(train_images=data.images)  # The one copy.
+  over_batch = sharding.over_batch(mesh)
+  data: resident.Resident | streaming.Streaming
+  if streams := not isinstance(dataset.train_images, np.ndarray):
+    data = streaming.place(dataset, split)
+  else:
+    data = resident.place(dataset, split, everywhere)
+    dataset = dataset._replace(train_images=data.images)  # The one copy.
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
   program = program_lib.create(config, info, dataset.train_images.shape[1:])
-  sample = program_lib.make_sample(
-    config, program.views, sharding.over_batch(mesh)
-  )
+  sample = program_lib.make_sample(config, program.views, over_batch, streams)
   init = jax.jit(program.init, out_shardings=everywhere)
   state = init(jax.random.key(config.seed))
 
@@ -55,43 +66,50 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   if (at := checkpoints.latest_step()) is not None:
     state, notes = checkpoints.restore(at, state)
     logging.say(f'Going on from step {at} of {config.steps}.')
+  elif config.pretrained:
+    state = start_from(config.pretrained, state)
   start = int(state.step)
   files.cut_metrics(start)
   seconds = lambda: notes['seconds'] + time.perf_counter() - began
 
   # One compiled function: sample, augment, differentiate, update.
-  def compile_step(step_function):
+  def compile_step(step_function, given):
     return compile_and_tell(
-      lambda state, data: step_function(state, sample(data, state)),
+      lambda state, given: step_function(state, sample(given, state)),
       state,
-      data,
+      given,
       everywhere,
     )
 
   look = jax.jit(
-    lambda state, data: program.clean_losses(state, sample(data, state))
+    lambda state, given: program.clean_losses(state, sample(given, state))
   )
-  fix_at = step_of_fixing(config, len(split.labeled))
-  train: Any = None
-  if start < fix_at:
-    train = compile_step(program.pretrain_step)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress(files, start, config.steps, images)
-
+  fix_at = step_of_fixing(config, len(split.labeled))
+  feed = open_feed(config, program.views, data, start, over_batch)
+  train: Any = None
   pending = None
   with interrupt.stop_requests() as request:
     for step in range(start + 1, config.steps + 1):
-      if step > fix_at and (train is None or step == fix_at + 1):
-        if fix_at:
-          data = add_fixed(config, files, program, dataset, split, state, data)
-        train = compile_step(program.step)
+      if step > fix_at > 0 and data.fixed is None:
+        feed.close()
+        data = add_fixed(config, files, program, dataset, split, state, data)
+        feed = open_feed(config, program.views, data, step - 1, over_batch)
+        train = None
+      given = next(feed)
+      if train is None:
+        plain = step <= fix_at
+        train = compile_step(
+          program.pretrain_step if plain else program.step, given
+        )
         progress.start(step - 1)
       last = step == config.steps
       logs = last or step % config.log_every == 0
       row = {}
       if logs and program.clean_losses:
-        row['unlabeled_loss'] = look(state, data).unlabeled
-      state, metrics = train(state, data)
+        row['unlabeled_loss'] = look(state, given).unlabeled
+      state, metrics = train(state, given)
       if pending is not None:  # The device is at most one step behind.
         pending.block_until_ready()
       pending = metrics['labeled_loss']
@@ -112,6 +130,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
         break
     speed = progress.images_per_second(int(state.step))
     progress.close()
+    feed.close()
     checkpoints.close()
 
   if int(state.step) < config.steps:
@@ -133,11 +152,38 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   return state
 
 
-def compile_and_tell(function, state, data, sharding):
+def open_feed(config, views, data, start, sharding):
+  """Gives what the compiled step takes, from the step after `start` on."""
+  if isinstance(data, resident.Resident):
+    return resident.feed(data)
+  source = streaming.batches(
+    data,
+    config.seed,
+    start,
+    config.steps,
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
+    shard=(jax.process_index(), jax.process_count()),
+  )
+  return streaming.Prefetch(source, sharding)
+
+
+def start_from(path: str, state):
+  """The state with weights from a file, in the average too."""
+  params, report = pretrained.load(path, state.params)
+  logging.say(f'{path}: {report.describe()}')
+  params = jax.device_put(
+    params, jax.tree.map(lambda x: x.sharding, state.params)
+  )
+  return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
+
+
+def compile_and_tell(function, state, given, sharding):
   """Compiles a step that overwrites its state and leaves it where it was."""
   began = time.perf_counter()
   jitted = jax.jit(function, donate_argnums=0, out_shardings=sharding)
-  compiled = jitted.lower(state, data).compile()
+  compiled = jitted.lower(state, given).compile()
   flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
   logging.say(
     f'Step compiled in {time.perf_counter() - began:.1f} s: '
@@ -182,7 +228,8 @@ def add_fixed(config, files, program, dataset, split, state, data):
       'on as it was. Put the file back, or start in another --workdir.'
     )
   chosen = files.read('fixed.json')
-  return resident.add_fixed(data, chosen['index'], chosen['label'])
+  kind = resident if isinstance(data, resident.Resident) else streaming
+  return kind.add_fixed(data, chosen['index'], chosen['label'])
 
 
 def choose_split(config, dataset) -> splits.Split:
@@ -207,8 +254,13 @@ def evaluation_sets(dataset, split, sharding) -> dict[str, tuple]:
     '': (dataset.test_images, dataset.test_labels),
     'val_': (dataset.train_images[index], dataset.train_labels[index]),
   }
+  place = lambda images: (
+    jax.device_put(images, sharding)
+    if isinstance(images, np.ndarray)
+    else images
+  )
   return {
-    prefix: (jax.device_put(images, sharding), labels)
+    prefix: (place(images), labels)
     for prefix, (images, labels) in sets.items()
     if len(labels)
   }

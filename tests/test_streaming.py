@@ -12,9 +12,18 @@ from PIL import Image
 import pytest
 from test_records import encode, picture, prepare
 
-from flatmatch_jax import classify, sharding
-from flatmatch_jax.data import crops, frames, records, sources, streaming
+from configs import imagenet
+from flatmatch_jax import classify, logging, program, sharding, train
+from flatmatch_jax.data import (
+  crops,
+  frames,
+  records,
+  sources,
+  splits,
+  streaming,
+)
 from flatmatch_jax.types import Batch, UserError
+from flatmatch_jax.workdir import Workdir
 
 SIZE = 16
 VIEWS = ('weak', 'strong')
@@ -32,9 +41,16 @@ def dataset(folder):
   return streaming.from_tfds('imagenet2012', folder, SIZE)
 
 
+def place(dataset, labeled, includes=True):
+  pool = np.arange(len(dataset.train_labels))
+  if not includes:
+    pool = np.setdiff1d(pool, labeled)
+  return streaming.place(dataset, splits.Split(labeled, pool, labeled[:0]))
+
+
 @pytest.fixture(scope='module')
 def data(dataset):
-  return streaming.place(dataset, np.array([1, 5, 9, 20]), True)
+  return place(dataset, np.array([1, 5, 9, 20]))
 
 
 def batches(data, start=0, stop=3, seed=0, views=VIEWS, **kwargs):
@@ -151,7 +167,7 @@ def test_every_image_is_drawn_equally_often(data):
 
 def test_labeled_images_can_be_taken_out_of_the_pool(dataset):
   labeled = np.arange(0, 30, 2)
-  data = streaming.place(dataset, labeled, False)
+  data = place(dataset, labeled, includes=False)
   drawn = [batch.unlabeled['index'] for batch in batches(data, views=())]
   assert set(np.concatenate(drawn)) <= set(range(1, 30, 2))
 
@@ -315,7 +331,7 @@ def test_undecodable_image_is_named(tmp_path):
   match = rf'Image {at} \(byte \d+ of .*train.*\) cannot be decoded'
   with pytest.raises(UserError, match=match):
     images[:6]
-  data = streaming.place(dataset, np.array([at]), True)
+  data = place(dataset, np.array([at]))
   with pytest.raises(UserError, match=match):
     batches(data)
   assert images[:at].shape[0] == at  # It goes on where it can.
@@ -342,7 +358,7 @@ def test_thirty_classes_become_a_dataset(folder, dataset):
   )
   assert chosen.class_names == ('one', 'two')
   assert sorted(chosen.train_labels) == [0] * 3 + [1] * 3
-  data = streaming.place(chosen, np.array([0]), True)
+  data = place(chosen, np.array([0]))
   assert max(batches(data)[0].unlabeled['index']) < 6
 
 
@@ -364,7 +380,7 @@ def test_mock_data_of_tfds_can_be_streamed(tmp_path):
 
   prepare(tmp_path, {'train': 5, 'validation': 5}, image)
   dataset = streaming.from_tfds('imagenet2012', tmp_path, SIZE)
-  data = streaming.place(dataset, np.array([0, 1]), True)
+  data = place(dataset, np.array([0, 1]))
   first, second = batches(data, stop=2)
   assert first.unlabeled['strong'].std() > 10
   assert_equal(batches(data, start=1, stop=2), [second])
@@ -493,9 +509,10 @@ def test_process_ends_while_a_stream_is_open(folder):
   code = f"""
 import jax, numpy as np
 from flatmatch_jax import sharding
-from flatmatch_jax.data import streaming
+from flatmatch_jax.data import splits, streaming
 dataset = streaming.from_tfds('imagenet2012', {str(folder)!r}, 16)
-data = streaming.place(dataset, np.arange(4), True)
+split = splits.Split(np.arange(4), np.arange(len(dataset.train_labels)), None)
+data = streaming.place(dataset, split)
 source = streaming.batches(data, 0, 0, 10**6, 4, 4, ('weak',))
 mesh = sharding.make_mesh()
 batches = streaming.Prefetch(source, sharding.over_batch(mesh))
@@ -519,3 +536,46 @@ def test_importing_needs_no_tensorflow():
     [sys.executable, '-c', code], capture_output=True, text=True, check=True
   )
   assert result.stdout.strip() == 'set()'
+
+
+class StoppedError(Exception):
+  """Ends a run in the middle."""
+
+
+@pytest.mark.parametrize('method', ['flatmatch', 'flatmatch_fix'])
+def test_run_trains_and_resumes_exactly(folder, tmp_path, monkeypatch, method):
+  config = imagenet.get_config(f'method={method},labels=all,model=wrn_10_1')
+  config.data_dir, config.image_size = str(folder), SIZE
+  config.batch_size, config.unlabeled_batch_size = 4, 8
+  config.steps, config.num_val = 6, 5
+  config.log_every = config.checkpoint_every = 2
+  config.eval_every = 3
+  if 'num_fixed' in config.recipe_args:
+    # The 25 labels that are left are fewer, so some are fixed after step 3.
+    config.recipe_args.update(pretrain_steps=3, num_fixed=26)
+    config.unlabeled_includes_labeled = True
+  whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
+  result = Workdir(tmp_path / 'whole').read('result.json')
+  assert 0 < result['error_last'] <= 100
+  assert 0 < result['val_error_last'] <= 100
+
+  step, left = logging.Progress.step, 5
+
+  def stop(self):
+    nonlocal left
+    step(self)
+    left -= 1
+    if not left:
+      raise StoppedError
+
+  with monkeypatch.context() as patch:
+    patch.setattr(logging.Progress, 'step', stop)
+    with pytest.raises(StoppedError):
+      train.train_and_evaluate(config, str(tmp_path / 'parts'))
+  parts = train.train_and_evaluate(config, str(tmp_path / 'parts'))
+  raw = lambda state: state.replace(rng=jax.random.key_data(state.rng))
+  assert_equal(jax.device_get(raw(whole)), jax.device_get(raw(parts)))
+  logs = ((tmp_path / name / 'metrics.jsonl') for name in ('whole', 'parts'))
+  assert len({log.read_bytes() for log in logs}) == 1
+  best = program.load_run(Workdir(tmp_path / 'whole'), 'best')
+  assert best.dataset['num_test'] == 7

@@ -5,7 +5,7 @@ import functools
 import os
 from typing import NamedTuple
 
-from flatmatch_jax.data import arrays, folder, sources
+from flatmatch_jax.data import arrays, folder, sources, streaming
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
@@ -26,6 +26,17 @@ SOURCES = {
   'cifar100': SourceInfo(functools.partial(sources.from_tfds, 'cifar100'), 100),
   'svhn': SourceInfo(functools.partial(sources.from_tfds, 'svhn_cropped'), 10),
   'stl10': SourceInfo(functools.partial(sources.from_tfds, 'stl10'), 10),
+  # Decoded step by step.
+  'imagenet': SourceInfo(
+    functools.partial(streaming.from_tfds, 'imagenet2012'),
+    1000,
+    ('image_size',),
+  ),
+  'imagenet30': SourceInfo(
+    functools.partial(streaming.from_tfds, 'imagenet2012'),
+    30,
+    ('image_size', 'classes'),
+  ),
   # The user's own.
   'folder': SourceInfo(folder.load, None, ('image_size',)),
   'npz': SourceInfo(arrays.load, None),

@@ -31,9 +31,12 @@ class Frames:
   def shape(self) -> tuple[int, int, int, int]:
     return (len(self), self.size, self.size, 3)
 
-  def __getitem__(self, rows: slice) -> np.ndarray:
+  def __getitem__(self, rows) -> 'np.ndarray | Frames':
+    """Decoded images for a slice; for an array of indices, Frames again."""
     import tensorflow as tf
 
+    if isinstance(rows, np.ndarray):
+      return Frames(self.records.take(rows), self.size)
     if not isinstance(rows, slice) or rows.step not in (None, 1):
       raise TypeError(f'Frames give slices without a stride, not {rows}.')
     start, stop, _ = rows.indices(len(self))

@@ -78,7 +78,8 @@ def main():
   parser.add_argument('--out', required=True, help='PNG file')
   args = parser.parse_args()
   config = _config(args.config)
-  dataset = data.load(config.dataset, args.data_dir or config.data_dir)
+  config.data_dir = args.data_dir or config.data_dir
+  dataset = data.from_config(config)
   images = dataset.train_images[:COLUMNS]
   rows = operations(images[0]) | pairs(images, config.pad, config.flip)
   sheet(rows).save(pathlib.Path(args.out), format='PNG')

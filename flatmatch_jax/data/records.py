@@ -84,13 +84,18 @@ class Records:
     new[[number[name] for name in classes.values()]] = np.arange(len(classes))
     labels = new[self.labels]
     kept = np.flatnonzero(labels >= 0)
-    return Records(
-      files=self.files,
-      file_number=self.file_number[kept],
-      offset=self.offset[kept],
-      length=self.length[kept],
-      labels=labels[kept],
-      class_names=tuple(classes),
+    return dataclasses.replace(
+      self.take(kept), labels=labels[kept], class_names=tuple(classes)
+    )
+
+  def take(self, indices: np.ndarray) -> 'Records':
+    """Those at `indices`, in that order."""
+    return dataclasses.replace(
+      self,
+      file_number=self.file_number[indices],
+      offset=self.offset[indices],
+      length=self.length[indices],
+      labels=self.labels[indices],
     )
 
 

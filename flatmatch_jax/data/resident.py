@@ -4,6 +4,7 @@ There is no input pipeline and no iterator state: indices, crops and
 RandAugment are drawn inside the compiled step, so a run resumes exactly.
 """
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 import jax
@@ -35,6 +36,12 @@ def place(dataset, split, sharding) -> Resident:
     labeled=integers(split.labeled),
     unlabeled=integers(split.unlabeled),
   )
+
+
+def feed(data: Resident) -> Generator[Resident, None, None]:
+  """What the compiled step takes at each step: always all of it."""
+  while True:
+    yield data
 
 
 def add_fixed(data: Resident, index, label) -> Resident:

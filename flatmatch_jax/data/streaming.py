@@ -69,24 +69,21 @@ def from_tfds(
     train, test = train.select(classes), test.select(classes)
   return sources.Dataset(
     name=name,
-    train_images=Frames(train, image_size),  # type: ignore[arg-type]
+    train_images=Frames(train, image_size),
     train_labels=train.labels,
-    test_images=Frames(test, image_size),  # type: ignore[arg-type]
+    test_images=Frames(test, image_size),
     test_labels=test.labels,
     class_names=train.class_names,
   )
 
 
-def place(dataset, labeled, includes_labeled: bool) -> Streaming:
-  """The streams of a dataset; `labeled` [n] are indices into it."""
-  pool = np.arange(len(dataset.train_images))
-  if not includes_labeled:
-    pool = np.setdiff1d(pool, labeled)
+def place(dataset, split) -> Streaming:
+  """The streams of a dataset, with the indices of its `split`."""
   return Streaming(
     images=dataset.train_images,
     labels=dataset.train_labels,
-    labeled=np.asarray(labeled),
-    unlabeled=pool,
+    labeled=split.labeled,
+    unlabeled=split.unlabeled,
   )
 
 
