@@ -98,7 +98,10 @@ class Cell(NamedTuple):
 def _load(file: str, argument: str):
   path = ROOT / 'configs' / file
   if not path.is_file():
-    raise UserError(f'There is no config file {path}.')
+    raise UserError(
+      f'There is no config file {path}: the tables need the folder configs/ '
+      'beside the package, as in a clone of the repository.'
+    )
   return runpy.run_path(str(path))['get_config'](argument)
 
 
@@ -252,7 +255,7 @@ def commands(table: str, seeds: list[int]) -> str:
     config = cell.config()
     lines.append(
       f'\n# {name(cell.method)}, {cell.dataset}, labels={cell.labels}: '
-      f'{cell.error} in the paper; {config.steps:,} steps, '
+      f'error {cell.error}% in the paper; {config.steps:,} steps, '
       f'{_exa(flops(config))} exaFLOPs each'
     )
     lines += [cell.command(seed) for seed in seeds]
@@ -332,9 +335,9 @@ def main():
   elif args.markdown:
     print('\n\n'.join([INTRODUCTION.strip(), *map(section, tables)]))
   elif args.dry_run:
-    # One list, so that what two tables share is traced once.
-    chosen = [cell for table in tables for cell in runs(table)]
-    if not dry_run(chosen, args.seeds):
+    # Tables share cells.
+    chosen = dict.fromkeys(cell for table in tables for cell in runs(table))
+    if not dry_run(list(chosen), args.seeds):
       sys.exit(1)
   else:
     print('\n\n'.join(commands(table, args.seeds) for table in tables))

@@ -131,7 +131,7 @@ def test_commands_are_accepted(table, monkeypatch, capsys):
 def test_printed_beside_a_command(monkeypatch, capsys):
   run(monkeypatch, 'ablation', '--seeds', '7')
   assert (
-    '# sharp. on D^l, cifar100, labels=400: 42.63±0.34 in the paper; '
+    '# sharp. on D^l, cifar100, labels=400: error 42.63±0.34% in the paper; '
     '1,048,576 steps, 15.3 exaFLOPs each\n'
     'python main.py --config configs/cifar100.py:method=sharp_labeled,'
     'labels=400,seed=7,split_seed=7 --workdir '
