@@ -58,7 +58,8 @@ class Report(NamedTuple):
 
   def describe(self) -> str:
     """One line for each kind that there is."""
-    lines = [f'Loaded {len(self.loaded)} parameters.']
+    total = len(self.loaded) + len(self.kept)
+    lines = [f'Loaded {len(self.loaded)} of {total} arrays.']
     if self.resized:
       lines.append(f'Resized the position embedding {self.resized}.')
     if self.kept:
@@ -134,18 +135,18 @@ def _match(path, flat, arrays) -> dict[str, _Source]:
     if source is None or not all(n in arrays for n in source.names):
       continue
     wanted = (*like.shape[:-1], like.shape[-1] // len(source.names))
-    for file_name in source.names:
-      stored = arrays[file_name].shape
-      if not _fits(name, source.shape(stored), wanted):
-        if name.startswith('classifier/'):
-          break
-        raise UserError(
-          f'{file_name} in {path} has shape {stored}, which does not make the '
-          f"network's {name} of {like.shape}; choose weights of the same size "
-          'and patch.'
-        )
-    else:
+    shapes = {n: arrays[n].shape for n in source.names}
+    wrong = [
+      n for n in shapes if not _fits(name, source.shape(shapes[n]), wanted)
+    ]
+    if not wrong:
       sources[name] = source
+    elif not name.startswith('classifier/'):
+      raise UserError(
+        f'{wrong[0]} in {path} has shape {shapes[wrong[0]]}, which does not '
+        f"make the network's {name} of {like.shape}; choose weights of the "
+        'same size and patch.'
+      )
   if not sources:
     raise UserError(
       f'{path} holds none of the names of a ViT: {", ".join([*arrays][:3])}. '

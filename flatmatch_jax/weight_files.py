@@ -80,9 +80,7 @@ def _npz(archive: zipfile.ZipFile) -> dict[str, Stored]:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
       raise _BadFileError(f'{name} has an unusual compression')
     with archive.open(info) as member:
-      if np.lib.format.read_magic(member) != (1, 0):
-        raise _BadFileError(f'{name} has an unusual .npy version')
-      shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+      shape, fortran, dtype = _npy_header(name, member)
       start = member.tell()
     if dtype.hasobject:
       raise _BadFileError(f'{name} holds pickled objects')
@@ -93,6 +91,16 @@ def _npz(archive: zipfile.ZipFile) -> dict[str, Stored]:
       functools.partial(_read_npy, archive, info, start, dtype, shape, axes),
     )
   return arrays
+
+
+def _npy_header(name, member):
+  """Of version 1.0, which numpy writes: at most 2**16 bytes."""
+  try:
+    if np.lib.format.read_magic(member) == (1, 0):
+      return np.lib.format.read_array_header_1_0(member)
+  except Exception as error:  # It is a Python literal: anything may come.
+    raise _BadFileError(f'the header of {name} is malformed') from error
+  raise _BadFileError(f'{name} has an unusual .npy version')
 
 
 def _read_npy(archive, info, start, dtype, shape, axes):

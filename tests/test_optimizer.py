@@ -90,11 +90,12 @@ def test_adamw_follows_the_recursion():
   params = nest(values)
   tx = optimizer.adamw(optimizer.cosine_schedule(0.1, 10), weight_decay=0.02)
   state = tx.init(params)
+  update = jax.jit(tx.update)
   first = dict.fromkeys(shapes, 0.0)
   second = dict.fromkeys(shapes, 0.0)
   for step in range(3):
     gradients = {name: rng.randn(*shape) for name, shape in shapes.items()}
-    updates, state = tx.update(nest(gradients), state, params)
+    updates, state = update(nest(gradients), state, params)
     params = optax.apply_updates(params, updates)
     rate = 0.1 * math.cos(7 * math.pi / 16 * step / 10)
     for name, g in gradients.items():
