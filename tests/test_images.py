@@ -194,6 +194,27 @@ def test_scaling_is_bicubic_over_the_whole_centre(tmp_path):
   np.testing.assert_array_equal(found, np.asarray(expected))
 
 
+def test_large_photos_are_decoded_at_a_fraction_of_their_size(
+  tmp_path, monkeypatch
+):
+  coarse = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+  photo = Image.fromarray(coarse).resize((640, 480), Image.Resampling.BICUBIC)
+  photo.save(tmp_path / 'a.jpg', quality=95)
+  sizes = []
+  fit = images.fit
+
+  def note(image, shape):
+    sizes.append(image.size)
+    return fit(image, shape)
+
+  monkeypatch.setattr(images, 'fit', note)
+  found = images.read(tmp_path / 'a.jpg', (30, 30, 3))
+  assert sizes == [(160, 120)]  # An eighth would be below four times 30.
+  with Image.open(tmp_path / 'a.jpg') as whole:
+    expected = fit(whole, (30, 30, 3))
+  assert np.abs(found.astype(int) - expected).max() <= 2
+
+
 # What cannot be read.
 
 

@@ -7,7 +7,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
+import numpy as np
 from PIL import Image
 import pytest
 import test_run
@@ -166,6 +168,32 @@ def test_more_images_than_a_batch(
   assert code == 0
   assert '03x.png' in stderr
   assert [int(row['class']) for row in rows_of(stdout)] == classes.tolist()
+
+
+def test_class_names_are_those_of_the_run(tmp_path):
+  """As they were in the folder that the run was trained on."""
+  for name, value in (('a', 0), ('b', 255), ('c', 0)):
+    Image.new('RGB', (40, 30), (value,) * 3).save(tmp_path / f'{name}.png')
+  (tmp_path / 'bad.png').write_bytes(b'')
+  run = program.Run(
+    config=None,
+    dataset={'image_shape': [8, 8, 3], 'class_names': ['ink', 'Blatt Papier']},
+    state=types.SimpleNamespace(ema_params=None, batch_stats=None),
+    classify=lambda params, stats, images: np.stack(
+      [1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1
+    ),
+  )
+  rows = []
+  files = predict.find([str(tmp_path)])
+  complaints = predict.predict(run, files, rows.append)
+  named = [(pathlib.Path(row[0]).name, row[1], row[2]) for row in rows]
+  assert named == [
+    ('a.png', 'ink', 0),
+    ('b.png', 'Blatt Papier', 1),
+    ('c.png', 'ink', 0),
+  ]
+  (complaint,) = complaints
+  assert complaint.startswith(f'{tmp_path / "bad.png"} cannot be read')
 
 
 def test_none_readable_is_an_error(call, ready, workdir, tmp_path):
