@@ -197,6 +197,19 @@ def test_file_is_not_a_folder(root):
     load(root / 'unlabeled' / 'a.png')
 
 
+def test_file_that_vanishes_is_named(root, monkeypatch):
+  find = images.find
+
+  def find_and_lose(*args):
+    found = find(*args)
+    found.images[0].unlink()
+    return found
+
+  monkeypatch.setattr(images, 'find', find_and_lose)
+  with pytest.raises(UserError, match=r'cannot be read: .*b\.png'):
+    load(root)
+
+
 # Files that are skipped.
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 import pytest
 
 from flatmatch_jax.data import images
+from flatmatch_jax.types import UserError
 
 GREY = np.tile(np.linspace(0, 255, 8, dtype=np.uint8), (8, 1))
 GREY[:3] = GREY[:3, ::-1]  # Neither mirrored nor turned is it the same.
@@ -369,6 +370,29 @@ def test_find_follows_links_but_not_in_circles(tmp_path):
   names = [str(path.relative_to(folder)) for path in found.images]
   assert names == ['inner/a.png', 'linked/a.png']
   assert list(found.others) == [folder / 'nowhere.png']
+
+
+@pytest.mark.parametrize('inner', [False, True])
+def test_folder_without_permission_is_named(tmp_path, monkeypatch, inner):
+  """An inner one is passed over; root may read all, so it is pretended."""
+  secret = tmp_path / 'secret' if inner else tmp_path
+  secret.mkdir(exist_ok=True)
+  (tmp_path / 'x.png').touch()
+  iterdir = pathlib.Path.iterdir
+
+  def refuse(path):
+    if path == secret:
+      raise PermissionError(13, 'Permission denied')
+    return iterdir(path)
+
+  monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
+  if inner:
+    found = images.find(tmp_path)
+    assert found.others == {secret: 'Permission denied'}
+    assert found.images == [tmp_path / 'x.png']
+  else:
+    with pytest.raises(UserError, match='cannot be read: Permission denied;'):
+      images.find(tmp_path)
 
 
 def test_find_does_not_open_pipes(tmp_path):

@@ -39,10 +39,17 @@ def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
   classes are the sorted names of the folders in labeled/.
   """
   root = _root(data_dir)
-  class_names, parts = _find(root)
-  _check(class_names, parts)
   shape = (image_size, image_size, 3)
-  file = cache.file_for(root, [p for part in parts for p in part.paths], shape)
+  try:
+    class_names, parts = _find(root)
+    _check(class_names, parts)
+    paths = [path for part in parts for path in part.paths]
+    file = cache.file_for(root, paths, shape)
+  except OSError as error:  # No permission, or a file is gone by now.
+    raise UserError(
+      f'{root} cannot be read: {error}; change its permissions, and leave its '
+      'files alone while a run starts.'
+    ) from error
   stored = cache.load(file)
   pixels, unreadable = stored or _decode(parts, shape)
   parts = _readable(parts, unreadable)

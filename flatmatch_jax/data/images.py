@@ -74,7 +74,13 @@ def find(folder: pathlib.Path, above: Sequence[pathlib.Path] = ()) -> Found:
     else:
       found.images.append(path)
 
-  enter(folder)
+  try:
+    enter(folder)
+  except OSError as error:
+    raise UserError(
+      f'{folder} cannot be read: {error.strerror}; change its permissions, or '
+      'name another folder.'
+    ) from error
   return found
 
 
