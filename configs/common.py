@@ -37,7 +37,9 @@ def parse(arg: str, **defaults) -> dict:
 
 
 def _read(key, value, default):
-  if value == 'all' if key == 'labels' else isinstance(default, str):
+  # Of labels the default may be 'all', and yet others are numbers.
+  is_text = isinstance(default, str) and key != 'labels'
+  if is_text or (key == 'labels' and value == 'all'):
     return value
   try:
     return int(value)

@@ -173,10 +173,7 @@ def _check_fixed(config):
 
 def _check_source(config):
   """What the user's own data need beside a name."""
-  for name, content in (
-    ('folder', 'DIR'),
-    ('npz', 'FILE.npz'),
-  ):
+  for name, content in (('folder', 'DIR'), ('npz', 'FILE.npz')):
     if config.dataset == name and not config.data_dir:
       raise UserError(
         f'config.data_dir is empty; name your {name} with '

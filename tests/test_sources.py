@@ -410,6 +410,13 @@ def test_features_that_are_no_images_or_classes_are_refused(feature, match):
     sources._check_features(Builder, 'odd')
 
 
+@pytest.mark.parametrize('name', ['cifar10:9.9.9', 'cifar10/other'])
+def test_wrong_name_is_no_reason_to_delete_data(cifar_dir, name, no_network):
+  with pytest.raises(UserError, match='neither in') as caught:
+    any_tfds(name, cifar_dir)
+  assert 'Delete' not in str(caught.value)
+
+
 def test_dataset_without_train_is_refused(tmp_path):
   prepare(
     tmp_path,

@@ -98,7 +98,7 @@ def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
   """An image file as uint8 of `shape` [H, W, C]; ValueError says why not."""
   try:
     with Image.open(path, formats=_FORMATS) as image:
-      # Three times as fast for photos; pixels differ by one level at most.
+      # Three times as fast for photos; pixels differ by a level or so.
       image.draft(None, (_GAP * max(shape[:2]),) * 2)
       ImageOps.exif_transpose(image, in_place=True)
       return fit(image, shape)

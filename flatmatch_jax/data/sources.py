@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import types
 from typing import Any, NamedTuple
 
@@ -123,7 +124,6 @@ def _load(name, data_dir, read) -> Dataset:
   """A dataset of which `read(builder)` gives (images, labels) twice."""
   tfds = _import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
-  place = os.path.join(folder, re.split('[/:]', name)[0])
   try:
     with _errors_only(logging.getLogger('absl')):
       builder = tfds.builder(
@@ -136,14 +136,15 @@ def _load(name, data_dir, read) -> Dataset:
   except (UserError, MemoryError):
     raise
   except Exception as error:  # Each damaged file has its own type of error.
-    if not os.path.isdir(place):
+    if not _is_known(name):
       raise UserError(
         f'Dataset {name!r} is neither in {folder} nor known to TFDS: '
         f'{_one_line(error)}. Choose one of tfds.list_builders().'
       ) from error
     raise UserError(
       f'Dataset {name!r} in {folder} cannot be read: {_one_line(error)}. '
-      f'Delete {place} and prepare it again: {_command(name, folder)}'
+      f'Delete {os.path.join(folder, name.partition(":")[0])} and prepare it '
+      f'again: {_command(name, folder)}'
     ) from error
   label = builder.info.features['label']
   names = label.names or [str(i) for i in range(label.num_classes)]
@@ -179,6 +180,18 @@ def _errors_only(logger: logging.Logger):
     yield
   finally:
     logger.setLevel(level)
+
+
+def _is_known(name: str) -> bool:
+  """Whether TFDS itself has such a dataset, config and version."""
+  import tensorflow_datasets as tfds
+
+  try:
+    with tempfile.TemporaryDirectory() as nothing:
+      tfds.builder(name, data_dir=nothing, try_gcs=False)
+  except Exception:  # As many types as ways to be wrong.
+    return False
+  return True
 
 
 def _check_features(builder, name: str) -> None:
