@@ -40,7 +40,7 @@ def photograph(generator):
   pixels += generator.normal(scale=8, size=pixels.shape)
   file = io.BytesIO()
   image = Image.fromarray((pixels + 127.5).clip(0, 255).astype(np.uint8))
-  image.save(file, 'JPEG', quality=92)
+  image.save(file, 'JPEG', quality=95)
   return file.getvalue()
 
 

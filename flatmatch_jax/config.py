@@ -79,7 +79,7 @@ def check(config) -> None:
   _check_fixed(config)
   _check_parts(config)
   _check_optimizer(config)
-  models.create(config.model, num_classes=2, dtype=config.dtype)
+  _check_model(config)
   _check_devices(config)
 
 
@@ -155,6 +155,17 @@ def _check_optimizer(config):
     raise UserError(
       f'config.pretrained={config.pretrained!r} is for a ViT, not for '
       f'{config.model}; leave it empty.'
+    )
+
+
+def _check_model(config):
+  model = models.create(config.model, num_classes=2, dtype=config.dtype)
+  size, patch = config.get('image_size', 0), getattr(model, 'patch', 1)
+  if size % patch:
+    raise UserError(
+      f'config.model={config.model} cuts images into patches of {patch} '
+      f'pixels, which do not divide config.image_size={size}; choose another '
+      'patch or size.'
     )
 
 

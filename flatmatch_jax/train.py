@@ -296,6 +296,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
       'num_train': len(dataset.train_labels),
       'num_unlabeled': len(split.unlabeled),
       'num_test': len(dataset.test_labels),
+      'fingerprint': data_lib.fingerprint(dataset),
     },
   }
   for name, content in description.items():

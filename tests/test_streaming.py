@@ -12,7 +12,7 @@ from PIL import Image
 import pytest
 from test_records import encode, picture, prepare
 
-from configs import imagenet
+from configs import imagenet, imagenet30
 from flatmatch_jax import classify, logging, program, sharding, train
 from flatmatch_jax.data import (
   crops,
@@ -289,6 +289,17 @@ def test_frames_give_every_image_once_in_any_slices(dataset):
     images[3]
 
 
+def test_processes_can_share_the_frames(dataset):
+  whole = dataset.test_images.records
+  parts = [
+    frames.Frames(whole.take(streaming.share(7, (i, 3))), SIZE)
+    for i in range(3)
+  ]
+  assert [len(part) for part in parts] == [2, 2, 3]
+  together = np.concatenate([part[:] for part in parts])
+  np.testing.assert_array_equal(together, dataset.test_images[:])
+
+
 def test_frames_read_ahead(dataset, monkeypatch):
   read = []
   images = frames.Frames(dataset.train_images.records, SIZE)
@@ -360,6 +371,28 @@ def test_thirty_classes_become_a_dataset(folder, dataset):
   assert sorted(chosen.train_labels) == [0] * 3 + [1] * 3
   data = place(chosen, np.array([0]))
   assert max(batches(data)[0].unlabeled['index']) < 6
+
+
+def test_the_thirty_classes_are_classes_of_imagenet(dataset):
+  classes = imagenet30.get_config().classes
+  assert list(classes) == sorted(classes) == list(imagenet30.CLASSES)
+  assert len(set(classes.values())) == 30
+  assert set(classes.values()) <= set(dataset.class_names)
+  # The number of a class in ImageNet is its place in sorted order.
+  assert dataset.class_names.index(classes['acorn']) == 988
+  assert dataset.class_names.index(classes['volcano']) == 980
+
+
+def test_vit_has_its_own_recipe():
+  resnet = imagenet.get_config('method=fixmatch')
+  vit = imagenet.get_config('model=vit_base_16')
+  assert (resnet.model, vit.model) == ('resnet_50', 'vit_base_16')
+  assert vit.variant.model == 'vit_base_16'
+  assert (resnet.batch_size, resnet.unlabeled_batch_size) == (32, 224)
+  assert (vit.batch_size, vit.unlabeled_batch_size) == (8, 8)
+  assert (vit.optimizer, vit.layer_decay) == ('adamw', 0.65)
+  assert resnet.labels == 100_000
+  assert resnet.weight_decay == 3e-4
 
 
 def test_absent_dataset_says_what_to_do(tmp_path):
@@ -507,6 +540,7 @@ def test_prefetch_ends_its_thread_when_left():
 def test_process_ends_while_a_stream_is_open(folder):
   """An interrupted run must not hang in threads of tf.data."""
   code = f"""
+import sys
 import jax, numpy as np
 from flatmatch_jax import sharding
 from flatmatch_jax.data import splits, streaming
@@ -523,7 +557,9 @@ raise SystemExit(3)
   result = subprocess.run(
     [sys.executable, '-c', code], capture_output=True, text=True, timeout=60
   )
-  assert result.stdout.strip() == '(4, 16, 16, 3)'
+  imported, shape = result.stdout.splitlines()
+  assert imported == 'set()'  # Until a dataset is opened.
+  assert shape == '(4, 16, 16, 3)'
   assert result.returncode == 3, result.stderr
 
 
@@ -542,18 +578,31 @@ class StoppedError(Exception):
   """Ends a run in the middle."""
 
 
-@pytest.mark.parametrize('method', ['flatmatch', 'flatmatch_fix'])
-def test_run_trains_and_resumes_exactly(folder, tmp_path, monkeypatch, method):
-  config = imagenet.get_config(f'method={method},labels=all,model=wrn_10_1')
+@pytest.fixture
+def compiled_once(tmp_path):
+  """Programs are compiled for the first of several runs only."""
+  names = {
+    'jax_compilation_cache_dir': str(tmp_path / 'compiled'),
+    'jax_persistent_cache_min_compile_time_secs': 0,
+  }
+  before = {name: getattr(jax.config, name) for name in names}
+  for name, value in names.items():
+    jax.config.update(name, value)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures('compiled_once')
+def test_run_trains_and_resumes_exactly(folder, tmp_path, monkeypatch):
+  config = imagenet.get_config('method=flatmatch_fix,labels=all,model=wrn_10_1')
   config.data_dir, config.image_size = str(folder), SIZE
   config.batch_size, config.unlabeled_batch_size = 4, 8
   config.steps, config.num_val = 6, 5
   config.log_every = config.checkpoint_every = 2
   config.eval_every = 3
-  if 'num_fixed' in config.recipe_args:
-    # The 25 labels that are left are fewer, so some are fixed after step 3.
-    config.recipe_args.update(pretrain_steps=3, num_fixed=26)
-    config.unlabeled_includes_labeled = True
+  # Five images are held out, and the 25 labels left are fewer than 26.
+  config.recipe_args.update(pretrain_steps=3, num_fixed=26)
   whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
   result = Workdir(tmp_path / 'whole').read('result.json')
   assert 0 < result['error_last'] <= 100

@@ -83,20 +83,15 @@ class Records:
     new = np.full(len(number) + 1, -1, np.int32)  # The last one is for -1.
     new[[number[name] for name in classes.values()]] = np.arange(len(classes))
     labels = new[self.labels]
-    kept = np.flatnonzero(labels >= 0)
-    return dataclasses.replace(
-      self.take(kept), labels=labels[kept], class_names=tuple(classes)
-    )
+    named = dataclasses.replace(self, labels=labels, class_names=tuple(classes))
+    return named.take(np.flatnonzero(labels >= 0))
 
-  def take(self, indices: np.ndarray) -> 'Records':
-    """Those at `indices`, in that order."""
-    return dataclasses.replace(
-      self,
-      file_number=self.file_number[indices],
-      offset=self.offset[indices],
-      length=self.length[indices],
-      labels=self.labels[indices],
-    )
+  def take(self, rows) -> 'Records':
+    """Those at `rows`, a list or range, such as one process's part."""
+    rows = np.asarray(rows, np.int64)
+    columns = ('file_number', 'offset', 'length', 'labels')
+    kept = {name: getattr(self, name)[rows] for name in columns}
+    return dataclasses.replace(self, **kept)
 
 
 def open_split(

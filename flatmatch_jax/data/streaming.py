@@ -179,7 +179,7 @@ def batches(
       raw = next(iterator)
     except tf.errors.OpError as error:
       for part in parts:
-        rows = _share(part.size, shard)
+        rows = share(part.size, shard)
         data.images.find_fault(_draw(part, seed, step, row)[0] for row in rows)
       raise UserError(
         f'The images of step {step} cannot be read: '
@@ -209,8 +209,8 @@ def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
   return parts
 
 
-def _share(size: int, shard: tuple[int, int]) -> range:
-  """The rows of a part: all parts together are all rows, each once."""
+def share(size: int, shard: tuple[int, int]) -> range:
+  """The rows of one shard of `size`: together they are all rows, each once."""
   index, count = shard
   return range(index * size // count, (index + 1) * size // count)
 
@@ -236,7 +236,7 @@ def _stream(images: Frames, part: _Part, seed, start, stop, shard):
   """The tf.data of one stream, in batches of this shard's rows."""
   import tensorflow as tf
 
-  rows = _share(part.size, shard)
+  rows = share(part.size, shard)
 
   def fetch(number):
     step, row = divmod(int(number), len(rows))
