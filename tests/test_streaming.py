@@ -399,6 +399,15 @@ def test_absent_dataset_says_what_to_do(tmp_path):
     streaming.from_tfds('imagenet2012', tmp_path, SIZE)
 
 
+def test_damaged_description_is_reported(tmp_path):
+  version = tmp_path / 'imagenet2012' / '5.1.0'
+  version.mkdir(parents=True)
+  (version / 'dataset_info.json').write_text('{"name": ')
+  (version / 'features.json').write_text('{}')
+  with pytest.raises(UserError, match=r"'imagenet2012' in .* cannot be read"):
+    streaming.from_tfds('imagenet2012', tmp_path, SIZE)
+
+
 def test_mock_data_of_tfds_can_be_streamed(tmp_path):
   """Mock data has no files, so its examples are prepared like real ones."""
   tfds = sources._import_tfds()

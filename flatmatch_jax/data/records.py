@@ -17,6 +17,7 @@ import zipfile
 import numpy as np
 from tqdm import tqdm
 
+from flatmatch_jax import logging
 from flatmatch_jax.types import UserError
 
 _FRAME = 16  # Bytes around a record: length, its checksum, data's checksum.
@@ -116,6 +117,10 @@ def open_split(
   found = (_load(index, names, sizes) for index in indices)
   columns = next((columns for columns in found if columns), None)
   if columns is None:
+    logging.say(
+      f'Reading all {len(paths)} files of {builder.info.full_name}, split '
+      f'{split!r}, to index them ({sizes.sum() / 1e9:.1f} GB, only once).'
+    )
     columns = _scan(paths, counts)
     _save(indices, columns | {'names': names, 'sizes': sizes})
   label = builder.info.features['label']

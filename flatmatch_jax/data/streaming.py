@@ -9,6 +9,7 @@ on the device, inside the compiled step.
 
 import atexit
 from collections.abc import Generator, Mapping
+import logging
 import os
 import queue
 import threading
@@ -56,15 +57,24 @@ def from_tfds(
   """
   tfds = sources._import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
-  with sources._errors_only(sources.logging.getLogger('absl')):
-    builder = tfds.builder(
-      name, data_dir=folder if data_dir else None, try_gcs=False
-    )
-    if not builder.is_prepared():
-      sources._prepare(builder, name, folder)
-    train, test = (
-      records.open_split(builder, split, cache_dir) for split in splits
-    )
+  try:
+    with sources._errors_only(logging.getLogger('absl')):
+      builder = tfds.builder(
+        name, data_dir=folder if data_dir else None, try_gcs=False
+      )
+      if not builder.is_prepared():
+        sources._prepare(builder, name, folder)
+      train, test = (
+        records.open_split(builder, split, cache_dir) for split in splits
+      )
+  except UserError:
+    raise
+  except Exception as error:  # Each damaged file has its own type of error.
+    raise UserError(
+      f'Dataset {name!r} in {folder} cannot be read: '
+      f'{sources._one_line(error)}. Prepare it again: '
+      f'{sources._command(name, folder)}'
+    ) from error
   if classes:
     train, test = train.select(classes), test.select(classes)
   return sources.Dataset(
