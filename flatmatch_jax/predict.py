@@ -2,7 +2,8 @@
 
   python -m flatmatch_jax.predict --workdir DIR IMAGES_OR_FOLDERS --out out.csv
 
-Files are read by the same rule as in training; see data/images.py.
+Files are read by the rule of own images, data/images.py; after training on
+ImageNet the margin of its test is cut off as well.
 """
 
 import argparse
@@ -47,12 +48,17 @@ def predict(
   Returns the complaints about files that could not be read.
   """
   state, complaints = run.state, []
-  shape = tuple(run.dataset['image_shape'])
+  height, width, channels = run.dataset['image_shape']
+  # Of an image that just covers it the test sees this share, in the centre.
+  seen = run.dataset['test_share']
+  whole = round(height / seen), round(width / seen)
+  top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
   names = run.dataset['class_names']
   for start in range(0, len(files), _BATCH):
     batch = files[start : start + _BATCH]
-    pixels = np.zeros((len(batch), *shape), np.uint8)
+    pixels = np.zeros((len(batch), *whole, channels), np.uint8)
     unreadable = images.read_into(pixels, batch)
+    pixels = pixels[:, top : top + height, left : left + width]
     complaints += [
       f'{batch[number]} cannot be read as an image: {reason}'
       for number, reason in unreadable.items()

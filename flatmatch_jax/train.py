@@ -296,6 +296,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
       'num_train': len(dataset.train_labels),
       'num_unlabeled': len(split.unlabeled),
       'num_test': len(dataset.test_labels),
+      'test_share': getattr(dataset.test_images, 'share', 1.0),
       'fingerprint': data_lib.fingerprint(dataset),
     },
   }

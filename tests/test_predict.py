@@ -94,10 +94,21 @@ def test_evaluate_agrees_with_the_log(call, workdir, which):
     chosen = min(reversed(rows), key=lambda row: row['error'])
   code, stdout, _ = call(evaluate, '--workdir', workdir, '--checkpoint', which)
   assert code == 0
-  assert stdout == (
-    f'step {chosen["step"]}: test error {chosen["error"]!r}% '
-    f'(raw weights {chosen["error_raw"]!r}%) on 360 images\n'
+  found = json.loads((workdir / 'evaluation.json').read_text())
+  for key in ('step', 'error', 'error_raw', 'calibration_error'):
+    assert found[key] == chosen[key], key
+  first, *classes = stdout.splitlines()
+  assert first.startswith(
+    f'step {chosen["step"]}: test error {chosen["error"]:.2f}% '
   )
+  assert first.endswith(' on 360 images')
+  # The worst first, and together what was wrong.
+  errors = [float(line.split('%')[0]) for line in classes]
+  assert errors == sorted(errors, reverse=True)
+  assert len(errors) == 10
+  confusion = np.array(found['confusion'])
+  wrong = confusion.sum() - np.trace(confusion)
+  assert wrong == round(chosen['error'] * 3.6)
 
 
 def test_unknown_checkpoint_is_refused(call, workdir):

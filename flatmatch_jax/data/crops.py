@@ -8,7 +8,7 @@ numbers [TRIES, DRAWS] and of the size of the image.
 import numpy as np
 
 # Weak and test images: a square of 7/8 of the shorter side (224 of 256).
-_SHARE = 7 / 8
+SHARE = 7 / 8
 # Strong images: a share of the area and a ratio of width to height.
 _AREA = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
@@ -23,7 +23,7 @@ def random_box(view: str, uniform, height, width):
 
 
 def weak_box(uniform, height, width):
-  """A random square of `_SHARE` of the shorter side: [y, x, h, w]."""
+  """A random square of `SHARE` of the shorter side: [y, x, h, w]."""
   side = _square(height, width)
   return _at_random(uniform[0], height, width, side, side)
 
@@ -37,7 +37,7 @@ def _square(height, width):
   import tensorflow as tf
 
   shorter = tf.cast(tf.minimum(height, width), tf.float64)
-  return tf.maximum(1, tf.cast(tf.round(shorter * _SHARE), tf.int32))
+  return tf.maximum(1, tf.cast(tf.round(shorter * SHARE), tf.int32))
 
 
 def strong_box(uniform, height, width):

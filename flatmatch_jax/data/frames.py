@@ -18,6 +18,7 @@ class Frames:
   """
 
   dtype = np.dtype(np.uint8)
+  share = crops.SHARE  # Of the shorter side, in the centre.
 
   def __init__(self, images: records.Records, size: int):
     self.records, self.size = images, size
