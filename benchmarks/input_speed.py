@@ -129,6 +129,7 @@ def waiting(folder, seconds, width, batch_size, ratio):
 
   from flatmatch_jax import sharding
   from flatmatch_jax.data import streaming
+  from flatmatch_jax.data.prefetch import Prefetch
 
   over = sharding.over_batch(sharding.make_mesh())
   views = STREAMS['unlabeled']
@@ -150,7 +151,7 @@ def waiting(folder, seconds, width, batch_size, ratio):
   source = streaming.batches(
     open_data(folder), 0, 0, 10**6, batch_size, ratio * batch_size, views
   )
-  with streaming.Prefetch(source, over) as batches:
+  with Prefetch(source, over) as batches:
     for number in range(2):  # Compiles, and fills the queue.
       kernel = step(kernel, next(batches), number).block_until_ready()
     began, waited = time.perf_counter(), batches.waited

@@ -21,6 +21,7 @@ from flatmatch_jax import (
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, splits, streaming
+from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir, as_dict, versions
 
@@ -166,7 +167,7 @@ def open_feed(config, views, data, start, sharding):
     views,
     shard=(jax.process_index(), jax.process_count()),
   )
-  return streaming.Prefetch(source, sharding)
+  return Prefetch(source, sharding)
 
 
 def start_from(path: str, state):

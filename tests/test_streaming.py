@@ -21,6 +21,7 @@ from flatmatch_jax.data import (
   splits,
   streaming,
 )
+from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.types import Batch, UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -435,7 +436,7 @@ def sampled(whole):
   raw = jax.tree.map(lambda x: np.concatenate([x, x])[:8], whole[0])
   sample = streaming.make_sampler(VIEWS, True, (0.0,) * 3, (1.0,) * 3)
   over = sharding.over_batch(mesh)
-  with streaming.Prefetch((x for x in [raw]), over) as placed:
+  with Prefetch((x for x in [raw]), over) as placed:
     device_raw = next(placed)
   assert device_raw.labeled['weak'].sharding == over
   constrained = streaming.make_sampler(
@@ -483,7 +484,7 @@ def over():
 
 
 def test_prefetch_keeps_the_order_and_ends():
-  with streaming.Prefetch(numbers(9), over()) as source:
+  with Prefetch(numbers(9), over()) as source:
     got = [int(batch.labeled['weak'][0, 0]) for batch in source]
     assert got == list(range(9))
     assert next(source, None) is None
@@ -498,7 +499,7 @@ def test_prefetch_is_at_most_two_ahead():
       made.append(1)
       yield batch
 
-  with streaming.Prefetch(count(), over()) as source:
+  with Prefetch(count(), over()) as source:
     next(source)
     time.sleep(0.3)
     assert len(made) <= 3
@@ -510,10 +511,10 @@ def test_prefetch_waits_only_for_a_slow_source():
       time.sleep(0.1)
       yield batch
 
-  with streaming.Prefetch(slow(), over()) as source:
+  with Prefetch(slow(), over()) as source:
     list(source)
     assert source.waited > 0.15
-  with streaming.Prefetch(numbers(2), over()) as source:
+  with Prefetch(numbers(2), over()) as source:
     next(source)
     first = source.waited
     time.sleep(0.5)
@@ -526,7 +527,7 @@ def test_prefetch_raises_the_error_of_its_source():
     yield from numbers(2)
     raise UserError('no more')
 
-  source = streaming.Prefetch(failing(), over())
+  source = Prefetch(failing(), over())
   assert len([next(source), next(source)]) == 2
   with pytest.raises(UserError, match='no more'):
     next(source)
@@ -538,7 +539,7 @@ def test_prefetch_ends_its_thread_when_left():
   opened = []
 
   def leave():
-    with streaming.Prefetch(numbers(10**6), over()) as source:
+    with Prefetch(numbers(10**6), over()) as source:
       opened.append(source)
       next(source)
       raise KeyboardInterrupt
@@ -555,12 +556,14 @@ import sys
 import jax, numpy as np
 from flatmatch_jax import sharding
 from flatmatch_jax.data import splits, streaming
+from flatmatch_jax.data.prefetch import Prefetch
+print({{'tensorflow', 'tensorflow_datasets'}} & set(sys.modules))
 dataset = streaming.from_tfds('imagenet2012', {str(folder)!r}, 16)
 split = splits.Split(np.arange(4), np.arange(len(dataset.train_labels)), None)
 data = streaming.place(dataset, split)
 source = streaming.batches(data, 0, 0, 10**6, 4, 4, ('weak',))
 mesh = sharding.make_mesh()
-batches = streaming.Prefetch(source, sharding.over_batch(mesh))
+batches = Prefetch(source, sharding.over_batch(mesh))
 dataset.test_images[:2]
 print(next(batches).labeled['weak'].shape)
 raise SystemExit(3)
