@@ -8,8 +8,10 @@ from flatmatch_jax.data import augment
 
 
 def make_classifier(model, mean, std, batch_size: int):
-  """Returns `classify(params, batch_stats, images) -> probabilities [N, K]`.
+  """Returns `classify(weights, batch_stats, images)`.
 
+  For each of `weights`, which are trees of parameters, it gives probabilities
+  [N, K]; images that are decoded as they are asked for are so once for all.
   Images are uint8 and enter as they are, in batches of one size: the last one
   is filled up, and its filling cut off again, so each image counts once.
   """
@@ -20,14 +22,16 @@ def make_classifier(model, mean, std, batch_size: int):
     images = augment.normalize(images, mean, std)
     return jax.nn.softmax(model.apply(variables, images, train=False).logits)
 
-  def classify(params, batch_stats, images):
-    rows = []
+  def classify(weights, batch_stats, images):
+    rows: list[list] = [[] for _ in weights]
     for start in range(0, len(images), batch_size):
       batch = images[start : start + batch_size]
       missing = batch_size - len(batch)
       batch = jnp.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))
-      rows.append(probabilities(params, batch_stats, batch))
-    return np.concatenate([np.asarray(row) for row in rows])[: len(images)]
+      for row, params in zip(rows, weights, strict=True):
+        row.append(probabilities(params, batch_stats, batch))
+    join = lambda row: np.concatenate([np.asarray(part) for part in row])
+    return [join(row)[: len(images)] for row in rows]
 
   return classify
 
@@ -63,9 +67,8 @@ def evaluate(classify, state, images, labels) -> dict:
 
   Both use the live running statistics, as published code bases do.
   """
-  averaged, raw = (
-    classify(params, state.batch_stats, images)
-    for params in (state.ema_params, state.params)
+  averaged, raw = classify(
+    (state.ema_params, state.params), state.batch_stats, images
   )
   found = report(averaged, labels)
   return found | {'error_raw': report(raw, labels)['error']}

@@ -65,7 +65,7 @@ def predict(
     ]
     if len(unreadable) == len(batch):
       continue
-    probs = run.classify(state.ema_params, state.batch_stats, pixels)
+    (probs,) = run.classify([state.ema_params], state.batch_stats, pixels)
     for number, (file, row) in enumerate(zip(batch, probs, strict=True)):
       if number not in unreadable:
         best = int(row.argmax())

@@ -30,7 +30,7 @@ class Program(NamedTuple):
   step: Any  # (TrainState, Batch) -> (TrainState, metrics)
   pretrain_step: Any  # The same before labels are fixed; else None.
   clean_losses: Any  # (TrainState, Batch) -> Losses; None for plain recipes.
-  classify: Any  # (params, batch_stats, images) -> probabilities
+  classify: Any  # ([params], batch_stats, images) -> [probabilities]
   views: tuple[str, ...]
   schedule: optax.Schedule
 

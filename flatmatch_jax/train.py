@@ -207,8 +207,8 @@ def step_of_fixing(config, num_labeled: int) -> int:
 def add_fixed(config, files, program, dataset, split, state, data):
   """Fixes the labels of the most confident unlabeled images (Algorithm 2)."""
   if int(state.step) <= config.recipe_args.pretrain_steps:
-    probs = program.classify(
-      state.ema_params, state.batch_stats, dataset.train_images
+    (probs,) = program.classify(
+      [state.ema_params], state.batch_stats, dataset.train_images
     )
     others = np.setdiff1d(np.arange(len(probs)), split.unlabeled)
     chosen = splits.most_confident(

@@ -37,7 +37,8 @@ def images():
 def classes(run, images):
   """What the averaged weights say about the arrays."""
   state = run.state
-  return run.classify(state.ema_params, state.batch_stats, images).argmax(-1)
+  (probs,) = run.classify([state.ema_params], state.batch_stats, images)
+  return probs.argmax(-1)
 
 
 @pytest.fixture

@@ -323,10 +323,12 @@ def test_classifier_counts_each_frame_once(dataset):
       return type('Prediction', (), {'logits': logits})
 
   run = classify.make_classifier(Mean(), (0.0,) * 3, (1.0,) * 3, 4)
-  got = run(1.0, {}, dataset.test_images)
-  expected = jax.nn.softmax(dataset.test_images[:].mean((1, 2)) / 255)
-  assert got.shape == (7, 3)
-  np.testing.assert_allclose(got, expected, atol=1e-5)
+  weights = (1.0, 5.0)
+  found = run(weights, {}, dataset.test_images)
+  mean = dataset.test_images[:].mean((1, 2)) / 255
+  for got, params in zip(found, weights, strict=True):
+    assert got.shape == (7, 3)
+    np.testing.assert_allclose(got, jax.nn.softmax(params * mean), atol=1e-5)
 
 
 def test_undecodable_image_is_named(tmp_path):
