@@ -404,7 +404,7 @@ def fix_labels(folder):
   done = run(folder, command(whole, *FIXED, config=config))
   assert done.returncode == 0, done.stderr
   args = command(folder / 'fixed-twice', *FIXED, config=config)
-  for steps, number in ((5, signal.SIGTERM), (4, signal.SIGKILL)):
+  for steps, number in ((5, signal.SIGTERM), (8, signal.SIGKILL)):
     interrupt(folder, args, steps, number)
   again = run(folder, args)
   assert again.returncode == 0, again.stderr
