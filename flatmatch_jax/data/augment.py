@@ -4,8 +4,11 @@ Weak is a random flip and a shifted crop; strong is RandAugment and Cutout, and
 then weak, in the order of TorchSSL. Every image draws its own.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flatmatch_jax.data import randaugment
 from flatmatch_jax.types import UserError
@@ -20,31 +23,46 @@ def weak(key, images, pad, flip):
     pad: pixels on each side, fewer than the height and the width.
     flip: whether to flip at all.
   """
-  size, height, width, _ = images.shape
+  pixels = _weak(key, randaugment.pack(images), pad, flip)
+  return randaugment.unpack(pixels, images.shape[-1])
+
+
+def _weak(key, pixels, pad, flip):
+  size, height, width = pixels.shape
   if not 0 <= pad < min(height, width):
     raise UserError(
       f'Reflection by {pad} of images of {height} x {width}; choose a pad '
       'from 0 to below the smaller side.'
     )
   shift_key, flip_key = jax.random.split(key)
-  shift = jax.random.randint(shift_key, (size, 2), -pad, pad + 1)
-  rows = _reflect(shift[:, :1] + jnp.arange(height), height)  # [B, H]
-  columns = _reflect(shift[:, 1:] + jnp.arange(width), width)  # [B, W]
+  shift = jax.random.randint(shift_key, (size, 2), -pad, pad + 1) + pad
+  rows = jnp.asarray(_reflected(pad, height))[shift[:, 0]]  # [B, H]
+  columns = _reflected(pad, width)
+  columns = jnp.asarray(np.stack([columns, width - 1 - columns]))
+  flipped = jnp.zeros(size, int)
   if flip:
-    flipped = jax.random.bernoulli(flip_key, shape=(size, 1))
-    columns = jnp.where(flipped, width - 1 - columns, columns)
-  take = lambda image, row, column: image.at[row[:, None], column].get(
-    mode='promise_in_bounds'
-  )
-  return jax.vmap(take)(images, rows, columns)
+    flipped = jax.random.bernoulli(flip_key, shape=(size, 1))[:, 0].astype(int)
+  columns = columns[flipped, shift[:, 1]]  # [B, W]
+  # Whole rows and then whole columns, since TPUs are slow at single pixels.
+  take = functools.partial(jnp.take_along_axis, mode='promise_in_bounds')
+  return take(take(pixels, rows[:, :, None], 1), columns[:, None], 2)
+
+
+def _reflected(pad, size):
+  """What a row is after each shift by -pad to pad; the edge is not repeated."""
+  index = np.abs(np.arange(-pad, pad + 1)[:, None] + np.arange(size))
+  return np.minimum(index, 2 * (size - 1) - index)
 
 
 def strong(key, images, pad, flip):
   """Applies RandAugment with three operations, Cutout, and then `weak`."""
+  size, *_, channels = images.shape
   keys = jax.random.split(key, 3)
-  images = randaugment.randaugment(keys[0], images)
-  images = cutout(images, *draw_cutout(keys[1], len(images)))
-  return weak(keys[2], images, pad, flip)
+  drawn = randaugment.draw(keys[0], (3, size))
+  pixels = randaugment.pack(images)
+  pixels = randaugment.apply_packed(pixels, *drawn, channels)
+  pixels = _cutout(pixels, *draw_cutout(keys[1], size), channels)
+  return randaugment.unpack(_weak(keys[2], pixels, pad, flip), channels)
 
 
 def draw_cutout(key, size):
@@ -60,7 +78,13 @@ def cutout(images, centre, side):
   As TorchSSL does with ImageDraw: the side is a share of the width, the end is
   painted too, and a square that begins outside is moved in, not clipped.
   """
-  _, height, width, channels = images.shape
+  channels = images.shape[-1]
+  pixels = _cutout(randaugment.pack(images), centre, side, channels)
+  return randaugment.unpack(pixels, channels)
+
+
+def _cutout(pixels, centre, side, channels):
+  _, height, width = pixels.shape
   side = (width * side)[:, None]  # In 1/1024 pixels.
 
   def inside(centre, size):
@@ -70,9 +94,8 @@ def cutout(images, centre, side):
     return (side > 0) & (start <= at) & (at <= stop)
 
   rows, columns = inside(centre[:, 0], height), inside(centre[:, 1], width)
-  fill = jnp.uint8((125, 123, 114) if channels == 3 else (123,))
-  square = rows[:, :, None, None] & columns[:, None, :, None]
-  return jnp.where(square, fill, images)
+  fill = 125 | 123 << 8 | 114 << 16 if channels == 3 else 123
+  return jnp.where(rows[:, :, None] & columns[:, None], fill, pixels)
 
 
 def normalize(images, mean, std):
@@ -81,9 +104,3 @@ def normalize(images, mean, std):
   return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(
     std, jnp.float32
   )
-
-
-def _reflect(index, size):
-  """Folds indices up to `size` - 1 outside back; the edge is not repeated."""
-  index = jnp.abs(index)
-  return jnp.where(index < size, index, 2 * (size - 1) - index)

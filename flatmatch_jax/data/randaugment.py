@@ -3,13 +3,14 @@
 https://arxiv.org/abs/1909.13719 with the operations and ranges of TorchSSL.
 
 All is integer arithmetic and magnitudes are whole numbers on a fine grid, so
-every device gives the same pixels. Images are not branched on. An operation is
-  an affine gather, the identity unless Rotate, Shear or Translate;
-  a table of 256, for AutoContrast, Equalize, Posterize and Solarize;
-  a blend with another image, for Brightness, Color, Contrast and Sharpness.
+every device gives the same pixels. A pixel is one int32, its channels in the
+bytes, and moves as one. Operations that compute alike are a kind, and every
+turn sorts the images by kind: a loop over the images of a kind, a tile at a
+time, does to them what they drew and nothing else.
 """
 
 import functools
+import math
 
 import jax
 from jax import lax
@@ -30,6 +31,9 @@ RANGES = {
   'Solarize': (1, 256, 1),
 }
 OPERATIONS = tuple(RANGES)
+# The pixels of a tile: few enough for a core's cache, enough to repay a turn
+# of the loop.
+TILE = 2**16
 
 
 def randaugment(key, images, num_ops=3):
@@ -53,68 +57,127 @@ def apply(images, operation, magnitude):
 
   `operation` and `magnitude` are [B], or [N, B] for several in turn.
   """
-  size, *plane, channels = images.shape
+  channels = images.shape[-1]
+  pixels = apply_packed(pack(images), operation, magnitude, channels)
+  return unpack(pixels, channels)
+
+
+def pack(images):
+  """From uint8 [B, H, W, C] to int32 [B, H, W], the first channel lowest."""
+  channels = images.shape[-1]
   if images.dtype != jnp.uint8 or channels not in (1, 3):
     raise ValueError(
       f'Images are {images.dtype} with {channels} channels; RandAugment takes '
       'uint8 with 1 or 3.'
     )
-  operation, magnitude = jnp.atleast_2d(operation), jnp.atleast_2d(magnitude)
-  kind = [OPERATIONS.index(name) == operation for name in GEOMETRIC]
-  kind = sum(i * this for i, this in enumerate(kind, 1))
-  matrix = jnp.asarray(_matrices(*plane))[kind, jnp.clip(magnitude, -480, 480)]
-  planes = images.reshape(size, -1, channels).transpose(0, 2, 1)
-  body = lambda i, x: _apply(x, operation[i], magnitude[i], matrix[i], plane)
-  planes = lax.fori_loop(0, len(operation), body, planes)
-  return planes.transpose(0, 2, 1).reshape(images.shape)
+  return _join([images[..., i].astype(jnp.int32) for i in range(channels)])
 
 
-def _apply(planes, operation, magnitude, matrix, plane):
-  """One operation on planes [B, C, P].
+def unpack(pixels, channels):
+  """The inverse of `pack`."""
+  return jnp.stack(_split(pixels, channels), -1).astype(jnp.uint8)
 
-  The conditions and the loop also part what XLA would fuse into one kernel, in
-  which every pixel computes again all that its image shares.
+
+def _join(values):
+  return sum(value << 8 * i for i, value in enumerate(values))
+
+
+def _split(pixels, channels):
+  return [pixels >> 8 * i & 255 for i in range(channels)]
+
+
+def apply_packed(pixels, operation, magnitude, channels):
+  """`apply` on packed images.
+
+  Images are sorted within groups, one for each device, and do not leave them.
   """
-  size, channels, pixels = planes.shape
-
-  def is_(*names):
-    which = [operation == OPERATIONS.index(name) for name in names]
-    return functools.reduce(jnp.logical_or, which)[:, None, None]
-
-  source = lax.cond(
-    is_(*GEOMETRIC).any(),
-    lambda: _source(matrix, plane),
-    lambda: lax.broadcasted_iota(jnp.int32, (size, pixels), 1),
+  size, *plane = pixels.shape
+  shape = *plane, channels
+  groups = math.gcd(size, jax.device_count())
+  length = size // groups
+  tile = min(length, max(1, TILE // math.prod(plane)))
+  group = lambda x: x.reshape(-1, groups, length)
+  operation, magnitude = group(operation), group(magnitude)
+  kind = jnp.asarray(_kinds())[operation]
+  order = jnp.argsort(kind, axis=-1)
+  count = (kind == jnp.arange(len(KINDS)).reshape(-1, 1, 1, 1)).sum(-1)
+  first = jnp.cumsum(count, 0) - count  # Both are [kinds, N, groups].
+  pick = jax.vmap(lambda values, index: values.at[index].get(mode='clip'))
+  put = jax.vmap(
+    lambda values, index, new: values.at[index].set(new, mode='drop')
   )
-  enhance = is_(*ENHANCE)
-  start = lax.cond(
-    enhance.any(),
-    lambda: _degenerate(planes, is_, plane),
-    lambda: jnp.zeros_like(planes),
-  )
-  magnitude = magnitude[:, None, None]
-  value = jnp.arange(256)
-  limit = jnp.where(is_('Solarize'), magnitude, 256)
-  keep = jnp.where(is_('Posterize'), -256 >> magnitude, 255)
-  table = jnp.where(value < limit, value & keep, 255 - value)
-  table = jnp.broadcast_to(table.astype(jnp.uint8), (size, channels, 256))
-  table = _stretch(table, planes, is_('AutoContrast'), is_('Equalize'))
-  moved = _take(planes, jnp.maximum(source, 0)[:, None])
-  moved = jnp.where(source[:, None] < 0, 0, moved)
-  end = _take(table, moved).astype(jnp.int32)
-  part = jnp.where(enhance, magnitude, 1024)
-  return (start + (part * (end - start) >> 10)).astype(jnp.uint8)
+
+  def turn(n, pixels):
+    for i, (_, prepare, finish) in enumerate(KINDS):
+      turns = -(-count[i, n].max() // tile)
+
+      def step(t, pixels, i=i, prepare=prepare, finish=finish, turns=turns):
+        place = t * tile + jnp.arange(tile)
+        index = pick(order[n], first[i, n][:, None] + place)
+        index = jnp.where(place < count[i, n][:, None], index, length)
+        flat = lambda x: pick(x, index).reshape(groups * tile, *x.shape[2:])
+        these = flat(pixels)
+        given = these, flat(operation[n]), flat(magnitude[n])
+        prepared = _apart(t < turns, lambda *x: prepare(*x, shape), *given)
+        new = finish(these, shape, *prepared)
+        return put(pixels, index, new.reshape(groups, tile, -1))
+
+      pixels = lax.fori_loop(0, turns, step, pixels)
+    return pixels
+
+  rows = pixels.reshape(groups, length, -1)
+  return lax.fori_loop(0, len(kind), turn, rows).reshape(pixels.shape)
+
+
+def _apart(true, function, *arguments):
+  """Calls the function, in a condition that always holds.
+
+  XLA for CPUs would fuse it into its consumer, in which every pixel computes
+  again all that its image shares.
+  """
+  out = jax.eval_shape(function, *arguments)
+  zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
+  return lax.cond(true, function, zeros, *arguments)
+
+
+def _is(operation, *names):
+  which = [operation == OPERATIONS.index(name) for name in names]
+  return functools.reduce(jnp.logical_or, which)
+
+
+# A kind prepares, from packed images [K, P] with their operations and
+# magnitudes [K], what it then needs to finish them.
+
+
+def _source(pixels, operation, magnitude, shape):
+  """For each pixel the flat index it comes from, or -1."""
+  height, width, _ = shape
+  kind = sum(i * _is(operation, name) for i, name in enumerate(GEOMETRIC))
+  matrix = jnp.asarray(_matrices(height, width))[
+    kind, jnp.clip(magnitude, -480, 480)
+  ]
+  a, b, c, d, e, f = matrix.T[:, :, None, None]
+  y, x = jnp.arange(height)[:, None], jnp.arange(width)
+  from_x = (a * x + b * y + c) >> 16
+  from_y = (d * x + e * y + f) >> 16
+  inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
+  index = jnp.where(inside, from_y * width + from_x, -1)
+  return (index.reshape(pixels.shape),)
+
+
+def _move(pixels, shape, source):
+  del shape
+  moved = _take(pixels, jnp.maximum(source, 0))
+  return jnp.where(source < 0, 0, moved)
 
 
 def _take(values, index):
-  return jnp.take_along_axis(
-    values, index.astype(jnp.int32), axis=-1, mode='promise_in_bounds'
-  )
+  return jnp.take_along_axis(values, index, axis=-1, mode='promise_in_bounds')
 
 
 @functools.cache
 def _matrices(height, width):
-  """Pillow's affine matrices of the identity and of GEOMETRIC: [6, 961, 6].
+  """Pillow's affine matrices of GEOMETRIC: [5, 961, 6].
 
   They map output to input in 16.16 fixed point, centres of pixels to centres.
   Pillow translates in double precision, which on our magnitudes is the same.
@@ -128,7 +191,6 @@ def _matrices(height, width):
   shift_x, shift_y = x - cos * x - sin * y, y + sin * x - cos * y
   matrices = np.array(
     [
-      (one, zero, zero, zero, one, zero),
       (cos, sin, shift_x, -sin, cos, shift_y),
       (one, v, zero, zero, one, zero),
       (one, zero, zero, v, one, zero),
@@ -141,63 +203,51 @@ def _matrices(height, width):
   return fixed.transpose(0, 2, 1)
 
 
-def _source(matrix, plane):
-  """For each pixel the flat index it comes from, or -1: [B, P]."""
-  height, width = plane
-  a, b, c, d, e, f = matrix.T[:, :, None, None]
-  y, x = jnp.arange(height)[:, None], jnp.arange(width)
-  from_x = (a * x + b * y + c) >> 16
-  from_y = (d * x + e * y + f) >> 16
-  inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
-  index = jnp.where(inside, from_y * width + from_x, -1)
-  return index.reshape(-1, height * width)
+def _colouring(pixels, operation, magnitude, shape):
+  """What `_colour` takes, for each image."""
+  count = pixels.shape[1]
+  luma = _luma(_split(pixels, shape[-1])).sum(1)
+  mean = (2 * luma + count) // (2 * count)
+  columns = (
+    jnp.where(_is(operation, 'Solarize'), magnitude, 256),
+    jnp.where(_is(operation, 'Posterize'), -256 >> magnitude, 255),
+    jnp.where(_is(operation, *ENHANCE), magnitude, 1024),
+    jnp.where(_is(operation, 'Contrast'), mean, 0),
+    jnp.where(_is(operation, 'Color'), 255, 0),
+  )
+  return tuple(column[:, None] for column in columns)
 
 
-def _stretch(table, planes, autocontrast, equalize):
-  """Puts in the tables of the images that want AutoContrast or Equalize.
-
-  These count values, which is dear, but only one image in seven wants them: a
-  loop takes the next few of each group. Groups keep images on their device.
-  """
-  size = len(planes)
-  length = max(n for n in range(1, 65) if size % n == 0)
-  group = lambda x: x.reshape(size // length, length, *x.shape[1:])
-  pick = jax.vmap(lambda values, index: values[index])
-  put = jax.vmap(lambda values, index, new: values.at[index].set(new))
-  planes, equalize = group(planes), group(equalize)
-
-  def step(state):
-    table, waiting = state  # [G, L, C, 256], [G, L, 1, 1]
-    index = lax.top_k(waiting[..., 0, 0].astype(jnp.int32), min(8, length))[1]
-    chosen = pick(waiting, index)
-    new = _stretched(pick(planes, index), pick(equalize, index))
-    new = jnp.where(chosen, new, pick(table, index))
-    return put(table, index, new), put(waiting, index, chosen & False)
-
-  state = group(table), group(autocontrast) | equalize
-  table, _ = lax.while_loop(lambda state: state[1].any(), step, state)
-  return table.reshape(size, *table.shape[2:])
+def _luma(values):
+  if len(values) == 1:
+    return values[0]
+  red, green, blue = values
+  return (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
 
 
-def _stretched(planes, equalize):
-  """ImageOps's table for equalize or else autocontrast: [..., P] to 256."""
-  value = jnp.arange(256)
+def _colour(pixels, shape, limit, keep, part, grey, use_luma):
+  """Inverts from `limit`, keeps bits, and goes `part` of the way from grey."""
+  values = _split(pixels, shape[-1])
+  start = grey + (_luma(values) & use_luma)
+  ends = [jnp.where(v < limit, v & keep, 255 - v) for v in values]
+  return _join([_blend(start, end, part) for end in ends])
+
+
+def _blend(start, end, part):
+  return start + (part * (end - start) >> 10)
+
+
+def _autocontrast(pixels, operation, magnitude, shape):
+  """The tables of ImageOps.autocontrast: [K, C, 256]."""
+  del operation, magnitude
+  planes = jnp.stack(_split(pixels, shape[-1]), 1).astype(jnp.uint8)
   low = planes.min(-1, keepdims=True).astype(jnp.int32)
   high = planes.max(-1, keepdims=True).astype(jnp.int32)
-  rows = 256 * jnp.arange(low.size).reshape(low.shape)
-  counts = jnp.zeros(256 * low.size, jnp.int32)
-  counts = counts.at[rows + planes].add(1, mode='promise_in_bounds')
-  counts = counts.reshape(*low.shape[:-1], 256)
-  step = (planes.shape[-1] - _take(counts, high)) // 255
-  number = step // 2 + jnp.cumsum(counts, -1) - counts
-  gap = high - low
-  number = jnp.where(equalize, number, 255 * jnp.clip(value - low, 0, gap))
-  divisor = jnp.where(equalize, step, gap)
-  table = jnp.minimum(number // jnp.maximum(divisor, 1), 255)
+  value, gap = jnp.arange(256), high - low
+  table = 255 * jnp.clip(value - low, 0, gap) // jnp.maximum(gap, 1)
   kind, misses = map(jnp.asarray, _autocontrast_misses())
   miss = misses[kind[low, high], value >> 3] >> (value & 7).astype(jnp.uint8)
-  table -= jnp.where(equalize, 0, miss & 1)
-  return jnp.where(divisor > 0, table, value).astype(jnp.uint8)
+  return (jnp.where(gap > 0, table - (miss & 1), value),)
 
 
 @functools.cache
@@ -219,29 +269,82 @@ def _autocontrast_misses():
   return kind.reshape(256, 256).astype(np.int32), kinds
 
 
-def _degenerate(planes, is_, plane):
-  """The image from which ImageEnhance goes part of the way to the image."""
-  luma, pixels = planes.astype(jnp.int32), planes.shape[2]
-  if planes.shape[1] == 3:
-    red, green, blue = luma[:, :1], luma[:, 1:2], luma[:, 2:]
-    luma = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
-  mean = (2 * luma.sum(2, keepdims=True) + pixels) // (2 * pixels)
-  start = jnp.where(is_('Color'), luma, jnp.where(is_('Contrast'), mean, 0))
-  smooth = _smooth(planes, plane)
-  return jnp.where(is_('Sharpness'), smooth, start.astype(jnp.uint8))
+def _equalize(pixels, operation, magnitude, shape):
+  """The tables of ImageOps.equalize: [K, C, 256]."""
+  del operation, magnitude
+  count = jnp.stack([_count(v) for v in _split(pixels, shape[-1])], 1)
+  value = jnp.arange(256)
+  high = jnp.max(jnp.where(count > 0, value, 0), -1, keepdims=True)
+  of_high = jnp.where(value == high, count, 0).sum(-1, keepdims=True)
+  step = (pixels.shape[1] - of_high) // 255
+  number = step // 2 + jnp.cumsum(count, -1) - count
+  table = jnp.minimum(number // jnp.maximum(step, 1), 255)
+  return (jnp.where(step > 0, table, value),)
 
 
-def _smooth(planes, plane):
-  """ImageFilter.SMOOTH: of 3 x 3 the mean, the middle counted five times."""
-  height, width = plane
-  pixels = height * width
-  centre = planes.astype(jnp.uint16)
-  # Rows follow each other, so neighbours are at fixed distances; where that
-  # is wrong is a border, which stays as it was.
-  padded = jnp.pad(centre, ((0, 0), (0, 0), (width + 1, width + 1)))
-  three = padded[..., :-2] + padded[..., 1:-1] + padded[..., 2:]
-  nine = sum(three[..., i * width : i * width + pixels] for i in range(3))
-  mean = (nine + 4 * centre + 6) // jnp.uint16(13)
+@jax.vmap
+def _count(values):
+  """How often each of 256 values is there."""
+  none = jnp.zeros(256, jnp.int32)
+  return none.at[values].add(1, mode='promise_in_bounds')
+
+
+def _look_up(pixels, shape, table):
+  values = enumerate(_split(pixels, shape[-1]))
+  return _join([_take(table[:, i], value) for i, value in values])
+
+
+def _smooth(pixels, operation, magnitude, shape):
+  """Sums of 3 x 3: of the outer channels, 16 bits each, and of the middle one.
+
+  Rows follow each other, so neighbours are at fixed distances; where that is
+  wrong is a border.
+  """
+  del operation
+  width, count = shape[1], pixels.shape[1]
+  padded = jnp.pad(pixels, ((0, 0), (width + 1, width + 1)))
+
+  def nine(values):
+    three = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
+    return sum(three[:, i * width : i * width + count] for i in range(3))
+
+  return nine(padded & 0xFF00FF), nine(padded >> 8 & 255), magnitude[:, None]
+
+
+def _sharpen(pixels, shape, outer, middle, part):
+  """Goes part of the way from ImageFilter.SMOOTH to the image.
+
+  That is the mean of 3 x 3, the centre counted five times; a border stays.
+  """
+  height, width, channels = shape
   border = np.ones((height, width), bool)
   border[1:-1, 1:-1] = False
-  return jnp.where(border.ravel(), planes, mean.astype(jnp.uint8))
+  sums = outer & 0xFFFF, middle, outer >> 16
+  out = []
+  for value, nine in zip(_split(pixels, channels), sums, strict=False):
+    mean = (nine + 4 * value + 6) * 20165 >> 18  # A thirteenth, to 255.
+    start = jnp.where(border.ravel(), value, mean)
+    out.append(_blend(start, value, part))
+  return _join(out)
+
+
+KINDS = (
+  (GEOMETRIC, _source, _move),
+  (
+    ('Brightness', 'Color', 'Contrast', 'Posterize', 'Solarize'),
+    _colouring,
+    _colour,
+  ),
+  (('AutoContrast',), _autocontrast, _look_up),
+  (('Equalize',), _equalize, _look_up),
+  (('Sharpness',), _smooth, _sharpen),
+)
+
+
+@functools.cache
+def _kinds():
+  """The kind of each of OPERATIONS; Identity has none, which is the last."""
+  kinds = np.full(len(OPERATIONS), len(KINDS))
+  for kind, (names, *_) in enumerate(KINDS):
+    kinds[[OPERATIONS.index(name) for name in names]] = kind
+  return kinds
