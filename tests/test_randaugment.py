@@ -166,3 +166,27 @@ def test_other_images_are_refused():
     apply(jnp.zeros((2, 8, 8, 4), jnp.uint8), jnp.zeros(2), jnp.zeros(2))
   with pytest.raises(ValueError, match='float32'):
     apply(jnp.zeros((2, 8, 8, 3)), jnp.zeros(2), jnp.zeros(2))
+
+
+@pytest.mark.parametrize('shape', SHAPES, ids=str)
+def test_the_way_of_tpus_gives_the_same(shape):
+  """What stands for gathers and scatters there, on all magnitudes here."""
+  height, width, _ = shape
+  images = jnp.asarray(images_of(shape))
+  rows = randaugment.pack(images).reshape(BATCH, -1)
+  for name in randaugment.GEOMETRIC:
+    low, high, _ = randaugment.RANGES[name]
+    magnitude = np.linspace(low, high, BATCH).round().astype(np.int32)
+    operation = np.full(BATCH, OPERATIONS.index(name))
+    kind = randaugment.GEOMETRIC.index(name)
+    matrix = jnp.asarray(randaugment._matrices(height, width)[kind, magnitude])
+    moved = randaugment.move_by_axes(rows, matrix, shape)
+    moved = randaugment.unpack(moved.reshape(images.shape[:3]), shape[-1])
+    np.testing.assert_array_equal(moved, apply(images, operation, magnitude))
+  values = rows & 255
+  counts = randaugment.count_equal(values)
+  for row, count in zip(values, counts, strict=True):
+    np.testing.assert_array_equal(count, np.bincount(row, minlength=256))
+  table = np.random.default_rng(0).integers(0, 256, (BATCH, 256))
+  out = randaugment.take_equal(jnp.asarray(table), values)
+  np.testing.assert_array_equal(out, np.take_along_axis(table, values, 1))

@@ -6,7 +6,8 @@ All is integer arithmetic and magnitudes are whole numbers on a fine grid, so
 every device gives the same pixels. A pixel is one int32, its channels in the
 bytes, and moves as one. Operations that compute alike are a kind, and every
 turn sorts the images by kind: a loop over the images of a kind, a tile at a
-time, does to them what they drew and nothing else.
+time, does to them what they drew and nothing else. TPUs are slow at gathers and
+scatters, and do the same by comparisons.
 """
 
 import functools
@@ -149,26 +150,67 @@ def _is(operation, *names):
 # magnitudes [K], what it then needs to finish them.
 
 
-def _source(pixels, operation, magnitude, shape):
-  """For each pixel the flat index it comes from, or -1."""
+def _moves(pixels, operation, magnitude, shape):
+  """The matrices, and for each pixel the flat index it comes from, or -1."""
   height, width, _ = shape
   kind = sum(i * _is(operation, name) for i, name in enumerate(GEOMETRIC))
-  matrix = jnp.asarray(_matrices(height, width))[
-    kind, jnp.clip(magnitude, -480, 480)
-  ]
+  at = jnp.clip(magnitude, -480, 480)
+  matrix = jnp.asarray(_matrices(height, width))[kind, at]
+  row, column = _source(matrix, *_grid(shape))
+  inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+  index = jnp.where(inside, row * width + column, -1)
+  return matrix, index.reshape(pixels.shape)
+
+
+def _source(matrix, y, x):
+  """The row and column from which the pixel at (y, x) comes."""
   a, b, c, d, e, f = matrix.T[:, :, None, None]
-  y, x = jnp.arange(height)[:, None], jnp.arange(width)
-  from_x = (a * x + b * y + c) >> 16
-  from_y = (d * x + e * y + f) >> 16
-  inside = (from_x >= 0) & (from_x < width) & (from_y >= 0) & (from_y < height)
-  index = jnp.where(inside, from_y * width + from_x, -1)
-  return (index.reshape(pixels.shape),)
+  return (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16
 
 
-def _move(pixels, shape, source):
-  del shape
-  moved = _take(pixels, jnp.maximum(source, 0))
-  return jnp.where(source < 0, 0, moved)
+def _grid(shape):
+  return jnp.arange(shape[0])[:, None], jnp.arange(shape[1])
+
+
+def _move(pixels, shape, matrix, index):
+  """Moves pixels: by a gather, but on TPUs by comparisons."""
+
+  def gather(pixels, matrix, index):
+    del matrix
+    moved = _take(pixels, jnp.maximum(index, 0))
+    return jnp.where(index < 0, 0, moved)
+
+  def compare(pixels, matrix, index):
+    del index
+    return move_by_axes(pixels, matrix, shape)
+
+  return lax.platform_dependent(
+    pixels, matrix, index, tpu=compare, default=gather
+  )
+
+
+def move_by_axes(pixels, matrix, shape):
+  """Moves along rows and then along columns, with height + width comparisons.
+
+  Of the pixels in a column of the result at most two neighbours come from one
+  row of the image, since no operation shrinks by half: so each row moves twice.
+  """
+  y, x = _grid(shape)
+  images = pixels.reshape(-1, *shape[:2])
+  d, e, f = matrix.T[3:, :, None, None]
+  first = -((d * x + f - (y << 16)) // e)  # The first to come from row y or on.
+
+  def along_row(at):
+    column = _source(matrix, at, x)[1]
+    return jnp.where(column[..., None] == x, images[:, :, None], 0).sum(-1)
+
+  def along_column(values):
+    return jnp.where(row[:, :, None] == y, values[:, None], 0).sum(2)
+
+  row = _source(matrix, y, x)[0]
+  again = row == _source(matrix, y - 1, x)[0]
+  moved = [along_column(along_row(at)) for at in (first, first + 1)]
+  return jnp.where(again, moved[1], moved[0]).reshape(pixels.shape)
 
 
 def _take(values, index):
@@ -246,8 +288,8 @@ def _autocontrast(pixels, operation, magnitude, shape):
   value, gap = jnp.arange(256), high - low
   table = 255 * jnp.clip(value - low, 0, gap) // jnp.maximum(gap, 1)
   kind, misses = map(jnp.asarray, _autocontrast_misses())
-  miss = misses[kind[low, high], value >> 3] >> (value & 7).astype(jnp.uint8)
-  return (jnp.where(gap > 0, table - (miss & 1), value),)
+  bits = misses[kind[low, high][..., 0]][..., None] >> jnp.arange(8) & 1
+  return (jnp.where(gap > 0, table - bits.reshape(table.shape), value),)
 
 
 @functools.cache
@@ -266,7 +308,7 @@ def _autocontrast_misses():
     miss = (inexact < exact) & (low <= value) & (value <= low + gap)
     bits[low, low + 1 :] = np.packbits(miss, axis=-1, bitorder='little')
   kinds, kind = np.unique(bits.reshape(-1, 32), axis=0, return_inverse=True)
-  return kind.reshape(256, 256).astype(np.int32), kinds
+  return kind.reshape(256, 256).astype(np.int32), kinds.astype(np.int32)
 
 
 def _equalize(pixels, operation, magnitude, shape):
@@ -282,16 +324,32 @@ def _equalize(pixels, operation, magnitude, shape):
   return (jnp.where(step > 0, table, value),)
 
 
-@jax.vmap
 def _count(values):
-  """How often each of 256 values is there."""
-  none = jnp.zeros(256, jnp.int32)
-  return none.at[values].add(1, mode='promise_in_bounds')
+  """How often each of 256 values is in a row."""
+
+  @jax.vmap
+  def scatter(values):
+    none = jnp.zeros(256, jnp.int32)
+    return none.at[values].add(1, mode='promise_in_bounds')
+
+  return lax.platform_dependent(values, tpu=count_equal, default=scatter)
+
+
+def count_equal(values):
+  return (values[..., None] == jnp.arange(256)).sum(1)
 
 
 def _look_up(pixels, shape, table):
-  values = enumerate(_split(pixels, shape[-1]))
-  return _join([_take(table[:, i], value) for i, value in values])
+  values = _split(pixels, shape[-1])
+  take = functools.partial(
+    lax.platform_dependent, tpu=take_equal, default=_take
+  )
+  return _join([take(table[:, i], value) for i, value in enumerate(values)])
+
+
+def take_equal(table, values):
+  equal = values[..., None] == jnp.arange(256)
+  return jnp.where(equal, table[:, None], 0).sum(-1)
 
 
 def _smooth(pixels, operation, magnitude, shape):
@@ -329,7 +387,7 @@ def _sharpen(pixels, shape, outer, middle, part):
 
 
 KINDS = (
-  (GEOMETRIC, _source, _move),
+  (GEOMETRIC, _moves, _move),
   (
     ('Brightness', 'Color', 'Contrast', 'Posterize', 'Solarize'),
     _colouring,
