@@ -1,12 +1,14 @@
 """The weak and strong augmentations and the normalisation."""
 
 import functools
+import re
 
 import jax
 import numpy as np
 from PIL import Image, ImageDraw
 import pytest
 
+from flatmatch_jax import sharding
 from flatmatch_jax.data import augment, randaugment
 
 PAD = 4
@@ -124,6 +126,21 @@ def test_strong_is_randaugment_then_cutout_then_weak():
   np.testing.assert_array_equal(strong(key, images), expected)
   assert strong(key, images).dtype == np.uint8
   assert (strong(jax.random.key(3), images) != expected).any()
+
+
+def test_images_stay_on_their_device():
+  """All that devices tell each other is how often their loops turn."""
+  split = sharding.over_batch(sharding.make_mesh())
+  images = jax.ShapeDtypeStruct((32, 16, 16, 3), np.uint8, sharding=split)
+  strong = jax.jit(
+    lambda key, x: augment.strong(key, x, PAD, True), out_shardings=split
+  )
+  text = strong.lower(jax.random.key(0), images).compile().as_text()
+  assert 'num_partitions=4' in text
+  talk = '|'.join(('all-', 'collective-', 'reduce-scatter', 'ragged-'))
+  lines = re.findall(rf'= (.*?) (?:{talk})\S*\(', text)
+  assert len(lines) == 1
+  assert re.fullmatch(r'\((s32\[\](, )?)+\)', lines[0])
 
 
 def test_normalize_equals_numpy():

@@ -58,10 +58,11 @@ def strong(key, images, pad, flip):
   """Applies RandAugment with three operations, Cutout, and then `weak`."""
   size, *_, channels = images.shape
   keys = jax.random.split(key, 3)
-  drawn = randaugment.draw(keys[0], (3, size))
+  operation, magnitude = randaugment.draw(keys[0], (3, size))
+  centre, side = draw_cutout(keys[1], size)
   pixels = randaugment.pack(images)
-  pixels = randaugment.apply_packed(pixels, *drawn, channels)
-  pixels = _cutout(pixels, *draw_cutout(keys[1], size), channels)
+  pixels = randaugment.apply_packed(pixels, operation, magnitude, channels)
+  pixels = _cutout(pixels, centre, side, channels)
   return randaugment.unpack(_weak(keys[2], pixels, pad, flip), channels)
 
 

@@ -192,8 +192,8 @@ def _move(pixels, shape, matrix, index):
 def move_by_axes(pixels, matrix, shape):
   """Moves along rows and then along columns, with height + width comparisons.
 
-  Of the pixels in a column of the result at most two neighbours come from one
-  row of the image, since no operation shrinks by half: so each row moves twice.
+  In a column of the result at most two pixels, neighbours, come from one row of
+  the image, since no operation enlarges twofold: so each row moves twice.
   """
   y, x = _grid(shape)
   images = pixels.reshape(-1, *shape[:2])
