@@ -2,6 +2,9 @@
 
   python benchmarks/augment_speed.py --sizes 32 96 224 --out speed.json
 
+With --profile also where our time goes: each operation on a batch that drew
+nothing else, and what it costs in a batch that drew three of all fourteen.
+
 Both sides do the same chain on the same kind of images. Pillow's processes
 hold their images from the start and return nothing, so that neither starting
 nor copying counts against it. Repeats alternate between the two.
@@ -129,6 +132,48 @@ def compare(size, batch, repeats, processes, kind):
   return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
+def profile(size, batch, repeats):
+  """Prints the parts of strong; repeats alternate between them."""
+  import jax
+  import jax.numpy as jnp
+
+  from flatmatch_jax.data import augment, randaugment
+
+  key = jax.random.key(0)
+  images = jnp.asarray(photographs(size, batch))
+  pixels = randaugment.pack(images)
+  draws = {}
+  for number, name in enumerate(randaugment.OPERATIONS):
+    low, high, _ = randaugment.RANGES[name]
+    draws[name] = (
+      jnp.full(batch, number),
+      jax.random.randint(key, (batch,), low, high + 1),
+    )
+  one = jax.jit(lambda x, *draw: randaugment.apply_packed(x, *draw, 3))
+  parts = {
+    name: functools.partial(one, pixels, *draw) for name, draw in draws.items()
+  }
+  weak = jax.jit(lambda x: augment._weak(key, x, size // 8, True))
+  cut = augment.draw_cutout(key, batch)
+  cutout = jax.jit(lambda x: augment._cutout(x, *cut, 3))
+  parts['pack'] = functools.partial(jax.jit(randaugment.pack), images)
+  parts['cutout'] = functools.partial(cutout, pixels)
+  parts['weak'] = functools.partial(weak, pixels)
+  unpack = jax.jit(lambda x: randaugment.unpack(x, 3))
+  parts['unpack'] = functools.partial(unpack, pixels)
+  times = {name: [] for name in parts}
+  for repeat in range(repeats + 1):
+    for name, part in parts.items():
+      spent = seconds(lambda part=part: jax.block_until_ready(part()))
+      if repeat:  # The first compiles.
+        times[name].append(spent)
+  print(f'{"":>14} {"ns/pixel":>9} {"in strong":>9}   at {size}x{size}')
+  for name, spent in times.items():
+    cost = statistics.median(spent) / batch / size**2 * 1e9
+    share = 3 / len(draws) if name in draws else 1
+    print(f'{name:>14} {cost:9.2f} {cost * share:9.2f}', flush=True)
+
+
 def photographs(size, batch):
   """Noise of neighbouring pixels that resemble each other."""
   generator = np.random.default_rng(0)
@@ -146,6 +191,7 @@ def main():
     '--processes', type=int, default=multiprocessing.cpu_count()
   )
   parser.add_argument('--out', help='JSON file for the rows of strong')
+  parser.add_argument('--profile', action='store_true')
   args = parser.parse_args()
   rows = []
   print(f'batch {args.batch}, Pillow in {args.processes} processes')
@@ -168,6 +214,9 @@ def main():
         f'{row["pillow_images_per_second"]:10.0f} {row["ratio"]:6.1f}',
         flush=True,
       )
+  if args.profile:
+    for size in args.sizes:
+      profile(size, args.batch, args.repeats)
   if args.out:
     pathlib.Path(args.out).write_text(json.dumps(rows, indent=2) + '\n')
 
