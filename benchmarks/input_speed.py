@@ -80,7 +80,7 @@ def prepare(folder, number):
 def open_data(folder):
   from flatmatch_jax.data import frames, records, sources, streaming
 
-  tfds = sources._import_tfds()
+  tfds = sources.import_tfds()
   builder = tfds.builder_from_directory(f'{folder}/photographs/1.0.0')
   train = records.open_split(builder, 'train')
   images = frames.Frames(train, 224)

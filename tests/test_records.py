@@ -43,7 +43,7 @@ def label_of(split, i):
 
 def prepare(folder, counts=COUNTS, image=picture, num_shards=3, **kwargs):
   """Writes a small 'imagenet2012' with the real builder of TFDS."""
-  tfds = sources._import_tfds()
+  tfds = sources.import_tfds()
   builder = tfds.builder('imagenet2012', data_dir=folder, **kwargs)
   examples = {
     split: [
@@ -84,7 +84,7 @@ def builder(prepared, tmp_path):
   ignored = shutil.ignore_patterns('*.npz')
   source = os.path.dirname(os.path.dirname(prepared.data_dir))
   shutil.copytree(source, folder, ignore=ignored)
-  return sources._import_tfds().builder('imagenet2012', data_dir=folder)
+  return sources.import_tfds().builder('imagenet2012', data_dir=folder)
 
 
 def stored(builder, split):
@@ -124,7 +124,7 @@ def test_index_is_written_once_and_survives_a_move(
 ):
   first = records.open_split(builder, 'train')
   shutil.move(tmp_path / 'data', tmp_path / 'moved')
-  moved = sources._import_tfds().builder(
+  moved = sources.import_tfds().builder(
     'imagenet2012', data_dir=tmp_path / 'moved'
   )
   monkeypatch.setattr(records, '_scan', forbid)

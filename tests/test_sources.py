@@ -28,7 +28,7 @@ def image(split, i, size):
 
 def prepare(folder, name, counts, example, names=NAMES, num_shards=None):
   """Writes a small dataset with the real TFDS builder of that name."""
-  tfds = sources._import_tfds()
+  tfds = sources.import_tfds()
   builder = tfds.builder(name, data_dir=folder)
   splits = {
     split: [(i, example(split, i)) for i in range(count)]
@@ -389,7 +389,7 @@ def test_other_datasets_are_refused_before_any_download(
   ],
 )
 def test_features_that_are_no_images_or_classes_are_refused(feature, match):
-  tfds = sources._import_tfds()
+  tfds = sources.import_tfds()
   features = {
     'image': tfds.features.Image(shape=(8, 8, 3)),
     'label': tfds.features.ClassLabel(num_classes=3),

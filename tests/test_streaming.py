@@ -413,7 +413,7 @@ def test_damaged_description_is_reported(tmp_path):
 
 def test_mock_data_of_tfds_can_be_streamed(tmp_path):
   """Mock data has no files, so its examples are prepared like real ones."""
-  tfds = sources._import_tfds()
+  tfds = sources.import_tfds()
   with tfds.testing.mock_data(num_examples=5):
     mocked = tfds.load('imagenet2012', split='train', data_dir=tmp_path / 'x')
     images = [x['image'] for x in tfds.as_numpy(mocked)]

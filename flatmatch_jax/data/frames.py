@@ -54,7 +54,7 @@ class Frames:
       self.find_fault(range(start, stop))
       raise UserError(
         f'Images {start} to {stop - 1} cannot be read: '
-        f'{sources._one_line(error)}. A second attempt could; start again.'
+        f'{sources.one_line(error)}. A second attempt could; start again.'
       ) from error
     self._at = (stop, self._at[1])
     if stop == len(self):
@@ -103,6 +103,6 @@ class Frames:
       except tf.errors.OpError as error:
         raise UserError(
           f'Image {self.records.describe(i)} cannot be decoded: '
-          f'{sources._one_line(error)}. Prepare the dataset again, or leave '
+          f'{sources.one_line(error)}. Prepare the dataset again, or leave '
           'the image out.'
         ) from error

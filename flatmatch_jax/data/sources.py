@@ -122,16 +122,16 @@ def any_tfds(
 
 def _load(name, data_dir, read) -> Dataset:
   """A dataset of which `read(builder)` gives (images, labels) twice."""
-  tfds = _import_tfds()
+  tfds = import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
   try:
-    with _errors_only(logging.getLogger('absl')):
+    with errors_only(logging.getLogger('absl')):
       builder = tfds.builder(
         name, data_dir=folder if data_dir else None, try_gcs=False
       )
       _check_features(builder, name)
       if not builder.is_prepared():
-        _prepare(builder, name, folder)
+        prepare(builder, name, folder)
       (train_images, train_labels), (test_images, test_labels) = read(builder)
   except (UserError, MemoryError):
     raise
@@ -139,12 +139,12 @@ def _load(name, data_dir, read) -> Dataset:
     if not _is_known(name):
       raise UserError(
         f'Dataset {name!r} is neither in {folder} nor known to TFDS: '
-        f'{_one_line(error)}. Choose one of tfds.list_builders().'
+        f'{one_line(error)}. Choose one of tfds.list_builders().'
       ) from error
     raise UserError(
-      f'Dataset {name!r} in {folder} cannot be read: {_one_line(error)}. '
+      f'Dataset {name!r} in {folder} cannot be read: {one_line(error)}. '
       f'Delete {os.path.join(folder, name.partition(":")[0])} and prepare it '
-      f'again: {_command(name, folder)}'
+      f'again: {command(name, folder)}'
     ) from error
   label = builder.info.features['label']
   names = label.names or [str(i) for i in range(label.num_classes)]
@@ -158,7 +158,7 @@ def _load(name, data_dir, read) -> Dataset:
   )
 
 
-def _import_tfds() -> types.ModuleType:
+def import_tfds() -> types.ModuleType:
   """Returns tensorflow_datasets, quiet and without GPUs."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
   import tensorflow as tf
@@ -172,7 +172,7 @@ def _import_tfds() -> types.ModuleType:
 
 
 @contextlib.contextmanager
-def _errors_only(logger: logging.Logger):
+def errors_only(logger: logging.Logger):
   """Hides what TFDS warns itself of, such as its own deprecated calls."""
   level = logger.level
   logger.setLevel(logging.ERROR)
@@ -221,7 +221,7 @@ def _check_features(builder, name: str) -> None:
     )
 
 
-def _prepare(builder, name: str, folder: str) -> None:
+def prepare(builder, name: str, folder: str) -> None:
   """Downloads and writes a dataset; raises UserError where that fails."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.download import downloader
@@ -238,8 +238,8 @@ def _prepare(builder, name: str, folder: str) -> None:
   except Exception as error:
     raise UserError(
       f'Dataset {name!r} is not prepared in {folder}, and preparing it failed: '
-      f'{_one_line(error)}. Give a data_dir that holds {name}, or prepare it '
-      f'with network access and copy the folder: {_command(name, folder)}'
+      f'{one_line(error)}. Give a data_dir that holds {name}, or prepare it '
+      f'with network access and copy the folder: {command(name, folder)}'
     ) from error
   finally:
     downloader.MAX_RETRIES = retries
@@ -328,7 +328,7 @@ def _numbers(ids, split: str, size: int) -> np.ndarray:
   return rows
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
   """Returns type and message of an error, without line breaks or a novel."""
   text = re.sub(
     r'\{\{.*?\}\}|\[Op:\w*\] name:', '', str(error)
@@ -337,7 +337,7 @@ def _one_line(error: BaseException) -> str:
   return text if len(text) <= 300 else f'{text[:300]}...'
 
 
-def _command(name: str, folder: str) -> str:
+def command(name: str, folder: str) -> str:
   """Returns what to run; `tfds build` would need apache_beam as well."""
   return (
     "python -c 'import tensorflow_datasets as tfds; "

@@ -51,15 +51,15 @@ def from_tfds(
     splits: for training and for testing.
     cache_dir: for the index, where the folder of the data is not writable.
   """
-  tfds = sources._import_tfds()
+  tfds = sources.import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
   try:
-    with sources._errors_only(logging.getLogger('absl')):
+    with sources.errors_only(logging.getLogger('absl')):
       builder = tfds.builder(
         name, data_dir=folder if data_dir else None, try_gcs=False
       )
       if not builder.is_prepared():
-        sources._prepare(builder, name, folder)
+        sources.prepare(builder, name, folder)
       train, test = (
         records.open_split(builder, split, cache_dir) for split in splits
       )
@@ -68,8 +68,8 @@ def from_tfds(
   except Exception as error:  # Each damaged file has its own type of error.
     raise UserError(
       f'Dataset {name!r} in {folder} cannot be read: '
-      f'{sources._one_line(error)}. Prepare it again: '
-      f'{sources._command(name, folder)}'
+      f'{sources.one_line(error)}. Prepare it again: '
+      f'{sources.command(name, folder)}'
     ) from error
   if classes:
     train, test = train.select(classes), test.select(classes)
@@ -189,7 +189,7 @@ def batches(
         data.images.find_fault(_draw(part, seed, step, row)[0] for row in rows)
       raise UserError(
         f'The images of step {step} cannot be read: '
-        f'{sources._one_line(error)}. A second attempt could; start again.'
+        f'{sources.one_line(error)}. A second attempt could; start again.'
       ) from error
     yield Batch(**raw)
 
