@@ -206,9 +206,15 @@ def _check_source(config):
 def _check_labels(config):
   classes = data.SOURCES[config.dataset].num_classes
   labels = config.labels
-  if labels == 'all' or config.labels_file:
-    return
   long_tailed = config.imbalance != 1
+  given = config.labels_file or (labels == 'all' and 'labels=all')
+  if given and long_tailed:
+    raise UserError(
+      f'config.imbalance={config.imbalance} shapes a draw of labels, but '
+      f'{given} gives them; set it to 1, or a number of labels.'
+    )
+  if given:
+    return
   if long_tailed and isinstance(labels, int) and labels >= (classes or 2):
     return
   if isinstance(labels, int) and labels > 0 and labels % (classes or 1) == 0:

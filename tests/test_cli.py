@@ -14,7 +14,15 @@ from flatmatch_jax import cli, program, train
 from flatmatch_jax import config as config_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
-DATASETS = ('digits', 'cifar10', 'cifar100', 'svhn', 'stl10')
+DATASETS = (
+  'digits',
+  'cifar10',
+  'cifar100',
+  'svhn',
+  'stl10',
+  'imagenet30',
+  'imagenet',
+)
 
 
 def file(dataset='digits', arg=''):
@@ -100,6 +108,24 @@ WRONG = {
     ['--config.model=wrn_37_0'],
     ["'wrn_37_0'", *MODELS],
   ),
+  'optimizer': (['--config.optimizer=adam'], ["'adam'", 'sgd, adamw']),
+  'pretrained': (
+    ['--config.pretrained=weights.npz'],
+    ["'weights.npz'", 'for a ViT'],
+  ),
+  'dtype': (['--config.dtype=float16'], ["'float16'", 'float32, bfloat16']),
+  'patch': (
+    [file('imagenet', 'model=vit_base_15')],
+    ['vit_base_15', 'patches of 15', 'image_size=224'],
+  ),
+  'long tail of all labels': (
+    [file(arg='labels=all'), '--config.imbalance=10'],
+    ['imbalance=10', 'labels=all'],
+  ),
+  'long tail of a file': (
+    ['--config.labels_file=mine.json', '--config.imbalance=10'],
+    ['imbalance=10', 'mine.json'],
+  ),
   'batch_norm': (
     ['--config.batch_norm=both'],
     ["'both'", 'joint', 'clean_strong', 'split'],
@@ -161,7 +187,18 @@ WRONG = {
       'not negative',
     ),
     (('method_args.decay',), ('1.0',), 'below 1'),
-    (('pad',), ('-1',), 'negative'),
+    (('pad', 'num_val'), ('-1',), 'negative'),
+    (('num_val',), ('1400',), 'choose fewer'),
+    (
+      ('imbalance', 'unlabeled_imbalance'),
+      ('0.0', '-1.0', 'nan', 'inf'),
+      'positive and finite',
+    ),
+    (('microbatches',), ('0', '-2'), 'at least 1'),
+    (('microbatches',), ('5',), 'divisible'),
+    (('warmup_steps',), ('-1', '400'), 'below config.steps=400'),
+    (('layer_decay',), ('0.0', '1.5', 'nan'), 'at most 1'),
+    (('layer_decay',), ('0.5',), 'ViT under adamw'),
   )
   for name in names
   for value in values
