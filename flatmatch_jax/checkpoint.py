@@ -1,8 +1,8 @@
 """Checkpoints of the whole train state, by Orbax.
 
-Kept are the latest two and the one with the lowest test error. Orbax writes
-asynchronously into a temporary folder and renames it when complete: a process
-killed at any moment leaves the previous checkpoint.
+Kept are the latest two and the best, by validation or else by test error. Orbax
+writes asynchronously into a temporary folder and renames it when complete: a
+process killed at any moment leaves the previous checkpoint.
 """
 
 import pathlib

@@ -1,6 +1,7 @@
 """Checks a config before any work, with errors that say what to change."""
 
 import math
+import pathlib
 
 import jax
 
@@ -73,10 +74,15 @@ def check(config) -> None:
       f'Unknown config.batch_norm={config.batch_norm!r}. Known: '
       f'{", ".join(LAYOUTS)}.'
     )
-  if not 0 <= config.seed < 2**32:
-    raise UserError(f'config.seed={config.seed} must lie in [0, 2**32).')
+  for name in ('seed', 'split_seed'):
+    if not 0 <= config[name] < 2**32:
+      raise UserError(f'config.{name}={config[name]} must lie in [0, 2**32).')
+  if not all(0 < x < math.inf for x in config.std):
+    raise UserError(
+      f'config.std={tuple(config.std)} must be positive: pixels are divided by '
+      'it.'
+    )
   _check_labels(config)
-  _check_fixed(config)
   _check_parts(config)
   _check_optimizer(config)
   _check_model(config)
@@ -115,19 +121,23 @@ def _check_arguments(config, field, known):
 def _check_parts(config):
   """A batch is cut into groups that climb apart, and into microbatches."""
   groups = config.recipe_args.get('groups', 1)
-  parts = {
-    'recipe_args.groups': groups,
-    'microbatches': groups * config.microbatches,
-  }
-  for field, number in parts.items():
+  fields = {'recipe_args.groups': groups, 'microbatches': config.microbatches}
+  for field, number in fields.items():
     if number < 1:
       raise UserError(f'config.{field}={number} must be at least 1.')
-    for name in ('batch_size', 'unlabeled_batch_size'):
-      if config[name] % number:
-        raise UserError(
-          f'config.{name}={config[name]} must be divisible by '
-          f'config.{field}={number}.'
-        )
+  parts = groups * config.microbatches
+  for name in ('batch_size', 'unlabeled_batch_size'):
+    if config[name] % parts:
+      raise UserError(
+        f'config.{name}={config[name]} must be divisible by its {parts} parts: '
+        f'config.recipe_args.groups={groups} times '
+        f'config.microbatches={config.microbatches}.'
+      )
+  if groups > 1 and config.model.startswith('vit'):
+    raise UserError(
+      f'config.recipe_args.groups={groups} is not for {config.model}: groups '
+      'would skip other blocks than the batch did; set it to 1.'
+    )
 
 
 def _check_optimizer(config):
@@ -151,34 +161,34 @@ def _check_optimizer(config):
       f'config.layer_decay={config.layer_decay} is for a ViT under adamw, not '
       f'for {config.model} under {config.optimizer}; set it to 1.'
     )
-  if config.pretrained and not vit:
+  if not config.pretrained:
+    return
+  if not vit:
     raise UserError(
       f'config.pretrained={config.pretrained!r} is for a ViT, not for '
       f'{config.model}; leave it empty.'
+    )
+  if config.method.partition('+')[0] == 'mpl':
+    raise UserError(
+      f'config.pretrained={config.pretrained!r} would start the student of mpl '
+      'but not its teacher; choose another method.'
+    )
+  if not pathlib.Path(config.pretrained).expanduser().is_file():
+    raise UserError(
+      f'config.pretrained={config.pretrained!r} is not a file; name a file of '
+      'weights, .npz or .safetensors.'
     )
 
 
 def _check_model(config):
   model = models.create(config.model, num_classes=2, dtype=config.dtype)
   size, patch = config.get('image_size', 0), getattr(model, 'patch', 1)
-  if size % patch:
+  # Datasets of TFDS may have a size of their own.
+  if size % patch and config.dataset != 'tfds':
     raise UserError(
       f'config.model={config.model} cuts images into patches of {patch} '
       f'pixels, which do not divide config.image_size={size}; choose another '
       'patch or size.'
-    )
-
-
-def _check_fixed(config):
-  """Labels must be fixed within the run, or it is another method's."""
-  args = config.recipe_args
-  if 'num_fixed' not in args or config.labels == 'all' or config.labels_file:
-    return
-  fixes = config.labels < args.num_fixed
-  if fixes and not 1 <= args.pretrain_steps < config.steps:
-    raise UserError(
-      f'config.recipe_args.pretrain_steps={args.pretrain_steps} must be at '
-      f'least 1 and below config.steps={config.steps}: labels are fixed then.'
     )
 
 
@@ -229,12 +239,15 @@ def _check_labels(config):
 
 def _check_devices(config):
   devices = jax.device_count()
+  parts = devices * config.microbatches
+  cut = f' times config.microbatches={config.microbatches}'
   for name in ('batch_size', 'unlabeled_batch_size'):
     size = config[name]
-    if size % devices:
-      below = size // devices * devices
-      sizes = [str(s) for s in (below, below + devices) if s]
+    if size % parts:
+      below = size // parts * parts
+      sizes = [str(s) for s in (below, below + parts) if s]
       raise UserError(
-        f'config.{name}={size} must be divisible by the {devices} devices; '
-        f'the nearest sizes are {" and ".join(sizes)}.'
+        f'config.{name}={size} must be divisible by the {devices} devices'
+        f'{cut if config.microbatches > 1 else ""}; the nearest sizes are '
+        f'{" and ".join(sizes)}.'
       )

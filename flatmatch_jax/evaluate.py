@@ -48,6 +48,16 @@ def main():
   if args.data_dir:
     run.config.data_dir = args.data_dir
   dataset = data.from_config(run.config)
+  here = {
+    'class_names': list(dataset.class_names),
+    'image_shape': list(dataset.train_images.shape[1:]),
+  }
+  for name, value in here.items():
+    if value != run.dataset[name]:
+      raise UserError(
+        f'The run was trained with {name} {run.dataset[name]}, but the data '
+        f'now have {value}; give the data it was trained on with --data_dir.'
+      )
   if not len(dataset.test_labels):
     raise UserError(
       f'{run.config.dataset} in {run.config.data_dir} has no test images; '

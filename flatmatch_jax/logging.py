@@ -68,6 +68,7 @@ class Progress:
       'unlabeled': scalars.get('worst_loss', scalars.get('unlabeled_loss')),
       'used': scalars.get('used_fraction'),
       'error%': scalars.get('error'),
+      'validation%': scalars.get('val_error'),
     }
     # The last error stays in sight between evaluations.
     self._shown |= {k: v for k, v in shown.items() if v is not None}

@@ -34,12 +34,8 @@ def sgd(
   schedule: optax.Schedule, weight_decay: float, momentum: float = 0.9
 ) -> optax.GradientTransformation:
   """Decay enters the gradient, at θ; kernels only, not biases and norms."""
-
-  def kernels(params):
-    return jax.tree.map(lambda p: p.ndim > 1, params)
-
   return optax.chain(
-    optax.add_decayed_weights(weight_decay, kernels),
+    optax.add_decayed_weights(weight_decay, _kernels),
     optax.sgd(schedule, momentum, nesterov=True),
   )
 
@@ -53,17 +49,18 @@ def adamw(
   at layer_decay^(n + 1 - k) of the rate: k is 0 for the stem, n for the last
   block and the norm, n + 1 for the heads.
   """
-
-  def kernels(params):
-    return jax.tree_util.tree_map_with_path(
-      lambda path, p: p.ndim > 1 and path[0].key not in vit.EMBEDDINGS, params
-    )
-
   return optax.chain(
     optax.scale_by_adam(),
-    optax.add_decayed_weights(weight_decay, kernels),
+    optax.add_decayed_weights(weight_decay, _kernels),
     optax.identity() if layer_decay == 1 else _scale_by_layer(layer_decay),
     optax.scale_by_learning_rate(schedule),
+  )
+
+
+def _kernels(params):
+  """True for what decays: neither vectors nor a ViT's embeddings."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, p: p.ndim > 1 and path[0].key not in vit.EMBEDDINGS, params
   )
 
 

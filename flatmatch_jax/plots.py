@@ -22,8 +22,12 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
   figure, axes = _figure(3)
   panels = (
     (
-      'test error, %',
-      {'error': 'averaged weights', 'error_raw': 'raw weights'},
+      'error, %',
+      {
+        'error': 'test, averaged weights',
+        'error_raw': 'test, raw weights',
+        'val_error': 'validation, averaged weights',
+      },
     ),
     (
       'loss',

@@ -106,6 +106,7 @@ def load(path: str, params: PyTree) -> tuple[PyTree, Report]:
       'model vit_SIZE_PATCH, or no pretrained weights.'
     )
   flat = traverse_util.flatten_dict(params, sep='/')
+  layer_of = lambda name: vit.layer(tuple(name.split('/')), vit.depth(params))
   with open_arrays(path) as arrays:
     sources = _match(path, flat, arrays)
     values = {name: source.read(arrays) for name, source in sources.items()}
@@ -116,6 +117,16 @@ def load(path: str, params: PyTree) -> tuple[PyTree, Report]:
       old, new = _grid(path, tokens), _grid(path, wanted)
       values['position'] = _resize(values['position'], old, new)
       resized = f'from {old}x{old} to {new}x{new}'
+  absent = [
+    name
+    for name in flat
+    if name not in values and layer_of(name) <= vit.depth(params)
+  ]
+  if absent:
+    raise UserError(
+      f'{path} has nothing for {len(absent)} of the {len(flat)} parameters, '
+      f'such as {absent[0]}; choose weights of the same kind of ViT.'
+    )
   used = {name for source in sources.values() for name in source.names}
   loaded = {k: jnp.asarray(v, flat[k].dtype) for k, v in values.items()}
   return traverse_util.unflatten_dict(flat | loaded, sep='/'), Report(

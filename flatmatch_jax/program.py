@@ -35,7 +35,12 @@ class Program(NamedTuple):
   schedule: optax.Schedule
 
 
-def create(config, info: DatasetInfo, image_shape) -> Program:
+def create(
+  config,
+  info: DatasetInfo,
+  image_shape,
+  make_forward=forward.make_forward,
+) -> Program:
   """Builds model, method, recipe and optimizer."""
   method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
@@ -59,7 +64,7 @@ def create(config, info: DatasetInfo, image_shape) -> Program:
     config.dtype,
     config.remat,
   )
-  run_network: forward.Forward = forward.make_forward(
+  run_network: forward.Forward = make_forward(
     model, config.batch_norm, config.microbatches
   )
   make_step = functools.partial(

@@ -15,8 +15,8 @@ def selection(num_test: int, num_val: int) -> str:
   return 'error' if num_test else ''
 
 
-def history(files: Workdir, key: str) -> list[float]:
-  return [row[key] for row in files.metrics() if key in row]
+def history(rows: list[dict], key: str) -> list[float]:
+  return [row[key] for row in rows if key in row]
 
 
 def summarize(config, files, num_labeled, seconds, speed) -> dict:
@@ -29,16 +29,17 @@ def summarize(config, files, num_labeled, seconds, speed) -> dict:
     'split_seed': config.split_seed,
     'steps': config.steps,
   }
+  rows = files.metrics()
   for key in ('error', 'val_error'):
-    if errors := history(files, key):
+    if errors := history(rows, key):
       result |= {
         f'{key}_last': errors[-1],
         f'{key}_median20': statistics.median(errors[-20:]),
         f'{key}_best': min(errors),
       }
-  rows = [r for r in files.metrics() if {'error', 'val_error'} <= r.keys()]
-  if rows:  # Chosen without looking at the test set.
-    chosen = min(rows, key=lambda row: row['val_error'])
+  both = [row for row in rows if {'error', 'val_error'} <= row.keys()]
+  if both:  # Chosen without looking at the test set; of equals the last.
+    chosen = min(reversed(both), key=lambda row: row['val_error'])
     result |= {'error_selected': chosen['error']}
   return result | {
     'seconds': round(seconds, 1),

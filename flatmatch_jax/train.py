@@ -1,5 +1,6 @@
 """Training from a config: the one long function, read from top to bottom."""
 
+import math
 import time
 from typing import Any
 
@@ -39,6 +40,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   # Data.
   dataset = data_lib.from_config(config)
   split = choose_split(config, dataset)
+  fix_at = step_of_fixing(config, len(split.labeled))
   write_description(files, config, dataset, split)
   selection = results.selection(len(dataset.test_labels), config.num_val)
 
@@ -52,7 +54,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     data = streaming.place(dataset, split)
   else:
     data = resident.place(dataset, split, everywhere)
-    dataset = dataset._replace(train_images=data.images)  # The one copy.
+    # The one copy; the test images are in `held_out`.
+    dataset = dataset._replace(train_images=data.images, test_images=None)
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
@@ -71,6 +74,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     state = start_from(config.pretrained, state)
   start = int(state.step)
   files.cut_metrics(start)
+  least = min(results.history(files.metrics(), selection), default=math.inf)
   seconds = lambda: notes['seconds'] + time.perf_counter() - began
 
   # One compiled function: sample, augment, differentiate, update.
@@ -87,51 +91,58 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   )
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress(files, start, config.steps, images)
-  fix_at = step_of_fixing(config, len(split.labeled))
-  feed = open_feed(config, program.views, data, start, over_batch)
+  feed: Any = None
   train: Any = None
   pending = None
-  with interrupt.stop_requests() as request:
-    for step in range(start + 1, config.steps + 1):
-      if step > fix_at > 0 and data.fixed is None:
-        feed.close()
-        data = add_fixed(config, files, program, dataset, split, state, data)
-        feed = open_feed(config, program.views, data, step - 1, over_batch)
-        train = None
-      given = next(feed)
-      if train is None:
-        plain = step <= fix_at
-        train = compile_step(
-          program.pretrain_step if plain else program.step, given
-        )
-        progress.start(step - 1)
-      last = step == config.steps
-      logs = last or step % config.log_every == 0
-      row = {}
-      if logs and program.clean_losses:
-        row['unlabeled_loss'] = look(state, given).unlabeled
-      state, metrics = train(state, given)
-      if pending is not None:  # The device is at most one step behind.
-        pending.block_until_ready()
-      pending = metrics['labeled_loss']
-      progress.step()
-      if logs:
-        row |= metrics | {'learning_rate': program.schedule(step - 1)}
-      if last or step % config.eval_every == 0:
-        row |= evaluate(program.classify, state, held_out)
-      if row:
-        progress.write(step, row)
-      error = row.get(selection)
-      best = error is not None and error <= min(
-        results.history(files, selection)
-      )
-      if best or last or request.signal or step % config.checkpoint_every == 0:
-        checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
-      if request.signal:
-        break
+  try:
+    with interrupt.stop_requests() as request:
+      for step in range(start + 1, config.steps + 1):
+        if step > fix_at > 0 and data.fixed is None:
+          data = add_fixed(config, files, program, dataset, split, state, data)
+          if feed is not None:
+            feed.close()
+          feed = train = None
+        if feed is None:
+          feed = open_feed(config, program.views, data, step - 1, over_batch)
+        given = next(feed)
+        if train is None:
+          plain = step <= fix_at
+          train = compile_step(
+            program.pretrain_step if plain else program.step, given
+          )
+          progress.start(step - 1)
+        last = step == config.steps
+        logs = last or step % config.log_every == 0
+        row = {}
+        if logs and program.clean_losses:
+          row['unlabeled_loss'] = look(state, given).unlabeled
+        state, metrics = train(state, given)
+        if pending is not None:  # The device is at most one step behind.
+          pending.block_until_ready()
+        pending = metrics['labeled_loss']
+        progress.step()
+        if logs:
+          row |= metrics | {'learning_rate': program.schedule(step - 1)}
+        if last or step % config.eval_every == 0:
+          row |= evaluate(program.classify, state, held_out)
+        if row:
+          progress.write(step, row)
+        error = row.get(selection)
+        best = error is not None and error <= least
+        least = min(least, math.inf if error is None else error)
+        if (
+          best or last or request.signal or step % config.checkpoint_every == 0
+        ):
+          checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
+        if request.signal:
+          break
     speed = progress.images_per_second(int(state.step))
+    if isinstance(feed, Prefetch):
+      logging.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
+  finally:
     progress.close()
-    feed.close()
+    if feed is not None:
+      feed.close()
     checkpoints.close()
 
   if int(state.step) < config.steps:
@@ -200,8 +211,17 @@ def step_of_fixing(config, num_labeled: int) -> int:
   """
   if 'num_fixed' not in config.recipe_args:
     return 0
-  enough = num_labeled >= config.recipe_args.num_fixed
-  return 0 if enough else config.recipe_args.pretrain_steps
+  args = config.recipe_args
+  if num_labeled >= args.num_fixed:
+    return 0
+  if not 1 <= args.pretrain_steps < config.steps:
+    raise UserError(
+      f'config.recipe_args.pretrain_steps={args.pretrain_steps} must be at '
+      f'least 1 and below config.steps={config.steps}: labels are fixed then, '
+      f'because {num_labeled} are fewer than the {args.num_fixed} of '
+      'config.recipe_args.num_fixed.'
+    )
+  return args.pretrain_steps
 
 
 def add_fixed(config, files, program, dataset, split, state, data):
@@ -331,3 +351,8 @@ def write_description(files: Workdir, config, dataset, split) -> None:
     f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
     f'{includes} the unlabeled pool.'
   )
+  if not results.selection(len(dataset.test_labels), config.num_val):
+    logging.say(
+      'No errors will be measured: there are no test images, and '
+      'config.num_val=0 holds none out.'
+    )

@@ -19,6 +19,8 @@ from flatmatch_jax.perturb import Perturbation
 from flatmatch_jax.recipes import RECIPES, Recipe
 from flatmatch_jax.types import Losses, Outputs, PyTree, TrainState
 
+_SHOWN_CLASSES = 100  # In a histogram at every interval.
+
 
 class Pass(NamedTuple):
   """What one pass through the network leaves behind, besides gradients."""
@@ -60,7 +62,8 @@ def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array]:
 def _network_key(state: TrainState) -> jax.Array:
   """What the network itself draws from: one sub-network a step, in all its
   passes, or ε would be measured on another network than it was made for."""
-  return jax.random.fold_in(step_keys(state)[1], 1)
+  # After the two of `step_keys`.
+  return jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 2)
 
 
 def _make_objective(forward, method, state):
@@ -225,11 +228,13 @@ def _describe(clean: Pass, batch):
   num_classes = clean.outputs['labeled'].logits.shape[-1]
   truth = batch.unlabeled['truth']
   known = jnp.where(truth >= 0, weight, 0.0)
+  if num_classes <= _SHOWN_CLASSES:
+    guesses = jax.nn.one_hot(label, num_classes)
+    metrics['class_histogram'] = jnp.mean(guesses, axis=0)
   return metrics | {
     'used_fraction': jnp.mean(weight),
     # 0/0, hence NaN, where nothing is used or no truth is known.
     'pseudo_label_accuracy': (
       100 * jnp.sum(known * (label == truth)) / jnp.sum(known)
     ),
-    'class_histogram': jnp.mean(jax.nn.one_hot(label, num_classes), axis=0),
   }

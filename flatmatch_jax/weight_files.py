@@ -34,7 +34,7 @@ class Stored(NamedTuple):
   read: Callable[[], np.ndarray]  # As float32.
 
 
-class _BadFileError(Exception):
+class _BadFileError(ValueError):
   """The message completes the sentence 'cannot be read: …'."""
 
 
@@ -80,7 +80,7 @@ def _npz(archive: zipfile.ZipFile) -> dict[str, Stored]:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
       raise _BadFileError(f'{name} has an unusual compression')
     with archive.open(info) as member:
-      shape, fortran, dtype = _npy_header(name, member)
+      shape, fortran, dtype = npy_header(name, member)
       start = member.tell()
     if dtype.hasobject:
       raise _BadFileError(f'{name} holds pickled objects')
@@ -93,7 +93,7 @@ def _npz(archive: zipfile.ZipFile) -> dict[str, Stored]:
   return arrays
 
 
-def _npy_header(name, member):
+def npy_header(name, member):
   """Of version 1.0, which numpy writes: at most 2**16 bytes."""
   try:
     if np.lib.format.read_magic(member) == (1, 0):

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 
 import ml_collections
 
@@ -55,7 +56,10 @@ class Workdir:
       raise UserError(f'{path} is not valid JSON: {error}.') from None
 
   def write(self, name: str, content) -> None:
-    self._write_text(name, json.dumps(content, indent=2) + '\n')
+    """As JSON for people: lists of numbers stand in one line."""
+    text = json.dumps(content, indent=2) + '\n'
+    in_a_line = lambda match: ' '.join(match[0].split())
+    self._write_text(name, re.sub(r'\[[^\[\]{}"]*\]', in_a_line, text))
 
   def _write_text(self, name, text):
     self.path.mkdir(parents=True, exist_ok=True)

@@ -113,6 +113,37 @@ WRONG = {
     ['--config.pretrained=weights.npz'],
     ["'weights.npz'", 'for a ViT'],
   ),
+  'no such weights': (
+    ['--config.model=vit_tiny_2', '--config.pretrained=weights.npz'],
+    ["'weights.npz'", 'not a file'],
+  ),
+  'weights of one network of two': (
+    [
+      file(arg='method=mpl'),
+      '--config.model=vit_tiny_2',
+      '--config.pretrained=weights.npz',
+    ],
+    ["'weights.npz'", 'mpl'],
+  ),
+  'groups of a ViT': (
+    ['--config.model=vit_tiny_2', '--config.recipe_args.groups=2'],
+    ['groups=2', 'vit_tiny_2'],
+  ),
+  'groups and microbatches': (
+    ['--config.recipe_args.groups=4', '--config.microbatches=3'],
+    ['batch_size=32', '12 parts', 'groups=4', 'microbatches=3'],
+  ),
+  'microbatches and devices': (
+    ['--config.batch_size=8', '--config.microbatches=4'],
+    ['batch_size=8', '4 devices times', 'microbatches=4', 'are 16'],
+  ),
+  'labels fixed too late': (
+    [
+      file(arg='method=flatmatch_fix'),
+      '--config.recipe_args.pretrain_steps=400',
+    ],
+    ['pretrain_steps=400', 'steps=400', '40 are fewer than the 100'],
+  ),
   'dtype': (['--config.dtype=float16'], ["'float16'", 'float32, bfloat16']),
   'patch': (
     [file('imagenet', 'model=vit_base_15')],

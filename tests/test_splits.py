@@ -145,8 +145,7 @@ def test_labels_have_a_long_tail():
   assert counts.sum() == 1000
   assert (np.diff(counts) < 0).all()
   exact = 100.0 ** -(np.arange(10) / 9)
-  # One label of each class is given before the rest is shared.
-  np.testing.assert_allclose(counts - 1, 990 * exact / exact.sum(), atol=1)
+  np.testing.assert_allclose(counts, 1000 * exact / exact.sum(), atol=1)
   turned = splits.make(labels, 10, 1000, 0, imbalance=0.01)
   assert np.bincount(labels[turned.labeled]).tolist() == counts[::-1].tolist()
   few = splits.make(labels, 10, 10, 0, imbalance=100.0)
@@ -158,12 +157,18 @@ def test_labels_have_a_long_tail():
 def test_unlabeled_pool_has_its_own_tail():
   labels = np.tile(np.arange(10), 500)
   split = splits.make(labels, 10, 40, 0, unlabeled_imbalance=50.0)
-  counts = np.bincount(labels[np.setdiff1d(split.unlabeled, split.labeled)])
-  expected = np.floor(500 * 50.0 ** -(np.arange(10) / 9) + 1e-9)
-  # Labeled images are in the pool besides; some were drawn for it anyway.
-  assert (counts <= expected).all()
-  assert (counts >= expected - 4).all()
+  expected = np.floor(500 * 50.0 ** -(np.arange(10) / 9) + 1e-9).tolist()
+  assert np.bincount(labels[split.unlabeled]).tolist() == expected
   assert set(split.labeled) <= set(split.unlabeled)
+  apart = splits.make(
+    labels, 10, 40, 0, unlabeled_imbalance=50.0, includes_labeled=False
+  )
+  assert not set(apart.labeled) & set(apart.unlabeled)
+  counts = np.bincount(labels[apart.unlabeled])
+  expected = np.floor(496 * 50.0 ** -(np.arange(10) / 9) + 1e-9).tolist()
+  assert counts.tolist() == expected
+  with pytest.raises(UserError, match=r'leaves 10 images of class 9 .* its 40'):
+    splits.make(labels, 10, 400, 0, unlabeled_imbalance=50.0)
   labels[7] = -1
   with pytest.raises(UserError, match='classes of 1 unlabeled images'):
     splits.make(labels, 10, 40, 0, unlabeled_imbalance=50.0)

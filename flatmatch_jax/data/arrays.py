@@ -13,6 +13,7 @@ import zlib
 
 import numpy as np
 
+from flatmatch_jax import weight_files
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
@@ -83,15 +84,10 @@ def _check_sizes(path):
 
 def _check_header(file, name, info):
   """The shape that numpy would make room for must be the one that is there."""
+  if not info.filename.endswith('.npy'):
+    raise ValueError(f'{name!r} is not an array; write the file by np.savez')
   with file.open(info) as member:
-    version = np.lib.format.read_magic(member)
-    if version == (1, 0):
-      header = np.lib.format.read_array_header_1_0(member)
-    elif version == (2, 0):
-      header = np.lib.format.read_array_header_2_0(member)
-    else:
-      raise ValueError(f'{name!r} has the unknown format {version}')
-    shape, _, dtype = header
+    shape, _, dtype = weight_files.npy_header(name, member)
     if dtype.hasobject:
       raise ValueError(
         f'{name!r} is an array of Python objects, which are not loaded; save '

@@ -49,7 +49,9 @@ def load(file: pathlib.Path) -> tuple[np.ndarray, dict[int, str]] | None:
   try:
     about = json.loads(file.with_suffix('.json').read_text())
     # Mapped first: a header that promises too much is found out.
-    pixels = np.array(np.load(file, mmap_mode='r', allow_pickle=False))
+    stored = np.load(file, mmap_mode='r', allow_pickle=False)
+    pixels = images.empty(len(stored), stored.shape[1:])
+    np.copyto(pixels, stored, casting='no')
     unreadable = {int(row): str(why) for row, why in about['unreadable']}
     right = (pixels.dtype, list(pixels.shape)) == (np.uint8, about['shape'])
     if not right or zlib.crc32(pixels.data) != about['crc32']:

@@ -15,7 +15,6 @@ import pathlib
 import stat
 import sys
 from typing import NamedTuple
-import warnings
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -33,9 +32,7 @@ _THREADS = min(os.cpu_count() or 1, 32)
 _BLOCK = 1024
 _GAP = 4
 
-# Pillow only warns of images above its MAX_IMAGE_PIXELS, 89 million; they are
-# errors here. Set once: filters are not safe to change in threads.
-warnings.simplefilter('error', Image.DecompressionBombWarning)
+_MAX_PIXELS = 2**26  # A small file may hold a huge image.
 
 
 class Found(NamedTuple):
@@ -99,6 +96,8 @@ def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
   """An image file as uint8 of `shape` [H, W, C]; ValueError says why not."""
   try:
     with Image.open(path, formats=_FORMATS) as image:
+      if image.width * image.height > _MAX_PIXELS:
+        raise ValueError(f'{image.width} x {image.height} pixels are too many')
       # Three times as fast for photos; pixels differ by a level or so.
       image.draft(None, (_GAP * max(shape[:2]),) * 2)
       ImageOps.exif_transpose(image, in_place=True)

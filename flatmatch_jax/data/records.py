@@ -259,10 +259,7 @@ def _load(path: str, names, sizes) -> dict[str, np.ndarray] | None:
 
 
 def _save(paths: list[str], columns: dict[str, np.ndarray]) -> None:
-  """Writes the index to the first of `paths` that can be written.
-
-  If none can, the next run scans again.
-  """
+  """Writes the index to the first of `paths` that can be written."""
   import tensorflow as tf
 
   content = io.BytesIO()
@@ -278,3 +275,7 @@ def _save(paths: list[str], columns: dict[str, np.ndarray]) -> None:
     except (tf.errors.OpError, OSError):
       with contextlib.suppress(tf.errors.OpError, OSError):
         tf.io.gfile.remove(part)
+  logging.say(
+    f'The index is not kept for the next run: none of {", ".join(paths)} can '
+    'be written.'
+  )

@@ -113,7 +113,7 @@ def any_tfds(
     for split in ('test', 'validation'):
       if split in builder.info.splits:
         test = _read(builder, (split,), image_size)
-        if test[1].min() >= 0:
+        if len(test[1]) and test[1].min() >= 0:
           return train, test
     return train, (train[0][:0], train[1][:0])
 

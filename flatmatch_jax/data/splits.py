@@ -63,12 +63,10 @@ def make(
   validation = _hold_out(labels, labeled, everything, num_val, seed)
   labeled = np.setdiff1d(labeled, validation)
   pool = np.setdiff1d(np.arange(len(labels)), validation)
-  if unlabeled_imbalance != 1:
-    pool = _thin(labels, pool, unlabeled_imbalance, seed, num_classes)
-  if includes_labeled:
-    pool = np.union1d(pool, labeled)
-  else:
+  if not includes_labeled:
     pool = np.setdiff1d(pool, labeled)
+  if len(pool) and unlabeled_imbalance != 1:
+    pool = _thin(labels, pool, labeled, unlabeled_imbalance, seed, num_classes)
   if not len(pool):
     raise UserError(
       f'All {len(labeled)} images are labeled, and with '
@@ -111,7 +109,9 @@ def long_tailed(
       f'Number of labels {number} is less than the {num_classes} classes; take '
       'at least one of each.'
     )
-  need = 1 + _share(number - num_classes, _tail(factor, num_classes))
+  need = np.maximum(_share(number, _tail(factor, num_classes)), 1)
+  while need.sum() > number:  # What the least ones were given.
+    need[np.argmax(need)] -= 1
   return _draw(labels, need, np.random.RandomState(seed))
 
 
@@ -165,8 +165,8 @@ def _hold_out(labels, labeled, everything, num_val, seed) -> np.ndarray:
   return _draw(rest, _share(num_val, counts), np.random.RandomState([seed, 1]))
 
 
-def _thin(labels, pool, factor, seed, num_classes) -> np.ndarray:
-  """The most of `pool` that has a long tail."""
+def _thin(labels, pool, labeled, factor, seed, num_classes) -> np.ndarray:
+  """The most of `pool` that has a long tail, with the labeled ones in it."""
   unknown = np.sum(labels[pool] < 0)
   if unknown:
     raise UserError(
@@ -178,7 +178,19 @@ def _thin(labels, pool, factor, seed, num_classes) -> np.ndarray:
   weights = _tail(factor, num_classes)
   counts = np.bincount(labels[pool], minlength=num_classes)
   need = np.floor(weights * np.min(counts / weights) + 1e-9).astype(np.int64)
-  return _draw(inside, need, np.random.RandomState([seed, 2]))
+  stay = np.intersect1d(pool, labeled)
+  given = np.bincount(labels[stay], minlength=num_classes)
+  if (given > need).any():
+    scarce = np.argmax(given - need)
+    raise UserError(
+      f'config.unlabeled_imbalance={factor} leaves {need[scarce]} images of '
+      f'class {scarce} in the unlabeled pool, fewer than its {given[scarce]} '
+      'labeled ones, which stay in it; take fewer labels, a smaller factor, or '
+      'config.unlabeled_includes_labeled=false.'
+    )
+  inside[stay] = -1
+  drawn = _draw(inside, need - given, np.random.RandomState([seed, 2]))
+  return np.union1d(drawn, stay)
 
 
 def _check_seed(seed):

@@ -39,7 +39,7 @@ def from_tfds(
   image_size: int,
   classes: Mapping[str, str] | None = None,
   splits: tuple[str, str] = ('train', 'validation'),
-  cache_dir: str | os.PathLike | None = None,
+  cache_dir: str | os.PathLike = '~/.cache/flatmatch_jax',
 ) -> sources.Dataset:
   """Opens a prepared TFDS dataset; its images are `Frames`, not arrays.
 
