@@ -33,7 +33,8 @@ def tiny(name, num_classes, bn_momentum=0.9, heads=(), dtype='', remat=False):
 @pytest.fixture
 def config(tmp_path, monkeypatch):
   monkeypatch.setattr(models, 'create', tiny)
-  config = digits.get_config('method=flatmatch')
+  # Without strong views, which take longest to compile.
+  config = digits.get_config('method=pseudo_label+flatmatch')
   config.model, config.optimizer = 'vit_tiny_4', 'adamw'
   config.learning_rate, config.layer_decay = 1e-3, 0.5
   config.steps, config.warmup_steps = 4, 2
