@@ -1,6 +1,7 @@
 """What the commands share: wrong input ends in one line, not a traceback."""
 
 import contextlib
+import os
 import pathlib
 import re
 import sys
@@ -19,6 +20,9 @@ def errors_as_lines():
   except UserError as error:
     print(f'error: {error}', file=sys.stderr)
     sys.exit(2)
+  except BrokenPipeError:  # Such as by `| head`; nobody reads on.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
   except KeyboardInterrupt:
     print('Stopped by Ctrl-C.', file=sys.stderr)
     sys.exit(130)

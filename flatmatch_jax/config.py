@@ -146,6 +146,11 @@ def _check_optimizer(config):
       f'Unknown config.optimizer={config.optimizer!r}. Known: '
       f'{", ".join(OPTIMIZERS)}.'
     )
+  if config.optimizer == 'adamw' and config.learning_rate > 0.01:
+    raise UserError(
+      f'config.learning_rate={config.learning_rate} is one for sgd; adamw '
+      'takes at most 0.01: set --config.learning_rate, such as 0.001.'
+    )
   if not 0 <= config.warmup_steps < config.steps:
     raise UserError(
       f'config.warmup_steps={config.warmup_steps} must be at least 0 and below '

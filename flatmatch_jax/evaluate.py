@@ -1,12 +1,15 @@
-"""Test error of a run's checkpoint, class by class.
+"""The error of a run's checkpoint, class by class.
 
   python -m flatmatch_jax.evaluate --workdir DIR [--checkpoint best]
 
-Writes evaluation.json into DIR: errors in percent, of each class too, the
-calibration error and the confusion matrix, whose rows are the truth.
+On the test images or, without any, on those held out. Writes evaluation.json
+into DIR: errors in percent, of each class too, the calibration error and the
+confusion matrix, whose rows are the truth.
 """
 
 import argparse
+
+import numpy as np
 
 from flatmatch_jax import classify, cli, data, program
 from flatmatch_jax.types import UserError
@@ -15,19 +18,19 @@ from flatmatch_jax.workdir import Workdir
 SHOWN = 20  # Classes; all are in the file.
 
 
-def describe(step, found, names, number) -> str:
+def describe(step, found, names, which) -> str:
   lines = [
-    f'step {step}: test error {found["error"]:.2f}% '
+    f'step {step}: error {found["error"]:.2f}% '
     f'(raw weights {found["error_raw"]:.2f}%, mean of the classes '
     f'{found["balanced_error"]:.2f}%, calibration '
-    f'{found["calibration_error"]:.2f}%) on {number} images'
+    f'{found["calibration_error"]:.2f}%) on {which} images'
   ]
   known = [
     (error, name)
     for error, name in zip(found['class_errors'], names, strict=True)
     if error is not None
   ]
-  for error, name in sorted(known, reverse=True)[:SHOWN]:
+  for error, name in sorted(known, key=lambda pair: -pair[0])[:SHOWN]:
     lines.append(f'{error:7.2f}% {name}')
   if len(known) > SHOWN:
     lines.append(f'and {len(known) - SHOWN} classes with lower errors')
@@ -58,17 +61,20 @@ def main():
         f'The run was trained with {name} {run.dataset[name]}, but the data '
         f'now have {value}; give the data it was trained on with --data_dir.'
       )
-  if not len(dataset.test_labels):
+  images, labels, kind = dataset.test_images, dataset.test_labels, 'test'
+  if not len(labels):
+    held_out = np.array(files.read('split.json')['validation'], np.int64)
+    images, labels = dataset.train_images[held_out], dataset.train_labels
+    labels, kind = labels[held_out], 'validation'
+  if not len(labels):
     raise UserError(
-      f'{run.config.dataset} in {run.config.data_dir} has no test images; '
-      'the validation error stands in result.json, if images were held out.'
+      f'{run.config.dataset} in {run.config.data_dir} has no test images, and '
+      'none were held out in training by config.num_val.'
     )
-  found = classify.evaluate(
-    run.classify, run.state, dataset.test_images, dataset.test_labels
-  )
+  found = classify.evaluate(run.classify, run.state, images, labels)
   step, names = int(run.state.step), dataset.class_names
-  files.write('evaluation.json', {'step': step, **found})
-  print(describe(step, found, names, len(dataset.test_labels)))
+  files.write('evaluation.json', {'step': step, 'images': kind, **found})
+  print(describe(step, found, names, f'{len(labels)} {kind}'))
 
 
 if __name__ == '__main__':

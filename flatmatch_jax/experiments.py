@@ -330,6 +330,7 @@ def main():
   if not tables:
     for table, title in TITLES.items():
       print(f'{table:12} {title}, {len(runs(table))} cells')
+    print('Name one, or all, to see its commands; with --dry_run to try them.')
   elif args.markdown:
     print('\n\n'.join([INTRODUCTION.strip(), *map(section, tables)]))
   elif args.dry_run:

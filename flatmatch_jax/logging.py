@@ -65,7 +65,7 @@ class Progress:
   def _show(self, step, scalars, speed):
     shown = {
       'loss': scalars.get('labeled_loss'),
-      'unlabeled': scalars.get('worst_loss', scalars.get('unlabeled_loss')),
+      'unlabeled': scalars.get('unlabeled_loss'),
       'used': scalars.get('used_fraction'),
       'error%': scalars.get('error'),
       'validation%': scalars.get('val_error'),

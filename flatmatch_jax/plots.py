@@ -45,7 +45,9 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
   for axis, (label, keys) in zip(axes, panels, strict=True):
     for key, name in keys.items():
       if series := _series(rows, key):
-        axis.plot(*series, label=name, linewidth=1.4)
+        # A line of few points would hardly be seen, and of one not at all.
+        few = '.' if len(rows) < 20 else ''
+        axis.plot(*series, label=name, linewidth=1.4, marker=few)
     axis.set(xlabel='step', ylabel=label)
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     axis.grid(alpha=0.3)

@@ -133,14 +133,18 @@ class Run(NamedTuple):
 def load_run(files: Workdir, which: str = 'latest') -> Run:
   """The 'latest' or 'best' checkpoint of a run, ready to classify."""
   config, dataset = files.config(), files.read('dataset.json')
+  checkpoints = Checkpoints(files.checkpoints, read_only=True)
+  step = checkpoints.step_of(which)
   info = DatasetInfo(
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
   program = create(config, info, dataset['image_shape'])
   everywhere = sharding.replicated(sharding.make_mesh())
-  like = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
-  checkpoints = Checkpoints(files.checkpoints, read_only=True)
-  state, notes = checkpoints.restore(checkpoints.step_of(which), like)
+  like = jax.tree.map(  # Shapes: nothing is computed.
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+    jax.eval_shape(program.init, jax.random.key(0)),
+  )
+  state, notes = checkpoints.restore(step, like)
   checkpoints.close()
   if notes['class_names'] != dataset['class_names']:
     raise UserError(

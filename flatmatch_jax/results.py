@@ -62,4 +62,6 @@ def describe(files: Workdir) -> str:
     text += (
       f'test error {result["error_selected"]:.2f}% where validation is best, '
     )
+  if not selection('error_last' in result, 'val_error_last' in result):
+    text += 'no error was measured, '
   return f'{text}in {result["seconds"]:.0f} s. See {files.path}.'

@@ -86,7 +86,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
       everywhere,
     )
 
-  look = jax.jit(
+  look: Any = jax.jit(
     lambda state, given: program.clean_losses(state, sample(given, state))
   )
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
@@ -107,9 +107,12 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
         given = next(feed)
         if train is None:
           plain = step <= fix_at
+          logging.say('Compiling the step.')
           train = compile_step(
             program.pretrain_step if plain else program.step, given
           )
+          if program.clean_losses:
+            look(state, given)  # Compiled now, not when it is first asked.
           progress.start(step - 1)
         last = step == config.steps
         logs = last or step % config.log_every == 0
@@ -322,7 +325,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
     },
   }
   for name, content in description.items():
-    if files.has(name) and files.read(name) != content:
+    if files.has_steps() and files.read(name) != content:
       raise UserError(
         f'{files.path} holds a run on other data: {name} there differs from '
         'what config.data_dir and config.labels_file give now. Use another '
@@ -331,7 +334,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
   files.write('config.json', as_dict(config))
   for name, content in description.items():
     files.write(name, content)
-  if not files.has('versions.json'):
+  if not files.has_steps():
     files.write('versions.json', versions())
   elif changed := files.read('versions.json').items() - versions().items():
     logging.say(

@@ -73,11 +73,16 @@ class Workdir:
   def config(self) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(self.read('config.json'))
 
+  def has_steps(self) -> bool:
+    """Whether a run has saved anything here that could be lost."""
+    saved = self.checkpoints.glob('[0-9]*')
+    return self.has('result.json') or any(p.name.isdigit() for p in saved)
+
   def check_config(self, config) -> None:
     """Raises UserError if the folder belongs to a run of another config."""
     if self.path.exists() and not self.path.is_dir():
       raise UserError(f'--workdir {self.path} is a file; name a folder.')
-    if not self.has('config.json'):
+    if not self.has('config.json') or not self.has_steps():
       return
     there, here = _flatten(self.read('config.json')), _flatten(as_dict(config))
     different = [

@@ -100,9 +100,9 @@ def test_evaluate_agrees_with_the_log(call, workdir, which):
     assert found[key] == chosen[key], key
   first, *classes = stdout.splitlines()
   assert first.startswith(
-    f'step {chosen["step"]}: test error {chosen["error"]:.2f}% '
+    f'step {chosen["step"]}: error {chosen["error"]:.2f}% '
   )
-  assert first.endswith(' on 360 images')
+  assert first.endswith(' on 360 test images')
   # The worst first, and together what was wrong.
   errors = [float(line.split('%')[0]) for line in classes]
   assert errors == sorted(errors, reverse=True)

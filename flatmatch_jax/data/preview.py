@@ -2,7 +2,8 @@
 
   python -m flatmatch_jax.data.preview --config configs/cifar10.py --out aug.png
 
-Above: each operation of RandAugment from the lowest to the highest magnitude.
+Above: each operation of RandAugment, its magnitude from the lowest on the left
+to the highest on the right.
 Below: training images, one column each, with weak and strong draws under them.
 """
 
@@ -40,11 +41,12 @@ def operations(image: np.ndarray) -> dict[str, np.ndarray]:
 def pairs(images: np.ndarray, pad: int, flip: bool) -> dict[str, np.ndarray]:
   """The images, two weak and three strong draws of each."""
   rows = {'image': images}
-  for number, make in enumerate([augment.weak] * 2 + [augment.strong] * 3):
+  for make, number in ((augment.weak, 2), (augment.strong, 3)):
     draw = jax.jit(make, static_argnums=(2, 3))
-    rows[f'{make.__name__} {number}'] = np.asarray(
-      draw(jax.random.key(number), images, pad, flip)
-    )
+    for i in range(1, number + 1):
+      rows[f'{make.__name__} {i}'] = np.asarray(
+        draw(jax.random.key(i), images, pad, flip)
+      )
   return rows
 
 
@@ -80,7 +82,10 @@ def main():
   config = _config(args.config)
   config.data_dir = args.data_dir or config.data_dir
   dataset = data.from_config(config)
-  images = dataset.train_images[:COLUMNS]
+  # Over all classes, where images come class by class.
+  known = max(COLUMNS, int(np.sum(dataset.train_labels >= 0)))
+  index = np.linspace(0, known - 1, COLUMNS).astype(int)
+  images = dataset.train_images[index][:]
   rows = operations(images[0]) | pairs(images, config.pad, config.flip)
   sheet(rows).save(pathlib.Path(args.out), format='PNG')
   print(f'The picture is in {args.out}')
