@@ -3,11 +3,11 @@
 import pathlib
 
 
-def _figure(columns: int):
+def _figure(columns: int, width: float = 4.6):
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(4.6 * columns, 3.4), layout='constrained')
+  figure = Figure(figsize=(width * columns, 3.4), layout='constrained')
   FigureCanvasAgg(figure)  # No display, no global state.
   return figure, figure.subplots(1, columns, squeeze=False)[0]
 
@@ -59,7 +59,7 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
 
 def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
   """Test error over steps, one line a method: its mean over seeds."""
-  figure, (axis,) = _figure(1 if len(runs) <= 10 else 2)
+  figure, (axis,) = _figure(1, width=6.6)
   for number, (name, seeds) in enumerate(runs.items()):
     series = [list(_series(rows, 'error')) for rows in seeds]
     steps = series[0][0]
@@ -75,5 +75,5 @@ def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
     axis.plot(steps, mean, label=name, linewidth=1.6, **style)
   axis.set(xlabel='step', ylabel='test error, %', ylim=(0, 30))
   axis.grid(alpha=0.3)
-  axis.legend(frameon=False, fontsize='small', ncols=2 if len(runs) > 6 else 1)
+  figure.legend(frameon=False, fontsize='small', loc='outside right upper')
   figure.savefig(path, dpi=120)

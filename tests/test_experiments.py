@@ -326,7 +326,9 @@ def test_a_step_that_changes_the_state_fails(monkeypatch, capsys):
 def test_without_a_table_lists_them(monkeypatch, capsys):
   run(monkeypatch)
   lines = capsys.readouterr().out.splitlines()
+  *lines, hint = lines
   assert [line.split()[0] for line in lines] == list(paper_tables.TABLES)
+  assert '--dry_run' in hint
   assert lines[0].endswith('193 cells')
 
 
