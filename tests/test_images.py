@@ -5,6 +5,7 @@ import os
 import pathlib
 import threading
 
+import jax
 import numpy as np
 from PIL import Image
 import pytest
@@ -399,3 +400,12 @@ def test_find_does_not_open_pipes(tmp_path):
   os.mkfifo(tmp_path / 'pipe.png')
   found = images.find(pathlib.Path(tmp_path))
   assert found.others == {tmp_path / 'pipe.png': 'not a regular file'}
+
+
+@pytest.mark.parametrize('number', [1, 3, 100])
+def test_room_for_images_is_what_the_device_uses(number):
+  """A second copy of STL-10 would be three gigabytes."""
+  room = images.empty(number, (5, 7, 3))
+  assert room.shape == (number, 5, 7, 3)
+  placed = jax.device_put(room, jax.devices('cpu')[0])
+  assert placed.unsafe_buffer_pointer() == room.ctypes.data
