@@ -104,3 +104,18 @@ def make_batch(seed=0, labeled=8, unlabeled=16, views=('weak', 'strong')):
 @pytest.fixture
 def batch():
   return make_batch()
+
+
+@pytest.fixture
+def compiled_once(tmp_path):
+  """Programs are compiled for the first of several runs only."""
+  names = {
+    'jax_compilation_cache_dir': str(tmp_path / 'compiled'),
+    'jax_persistent_cache_min_compile_time_secs': 0,
+  }
+  before = {name: getattr(jax.config, name) for name in names}
+  for name, value in names.items():
+    jax.config.update(name, value)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)

@@ -112,8 +112,12 @@ def check_commands(table, monkeypatch, capsys):
     values = flags.FlagValues()
     config_flags.DEFINE_config_file('config', None, '', flag_values=values)
     flags.DEFINE_string('workdir', None, '', flag_values=values)
+    # ml_collections looks for overrides there.
+    monkeypatch.setattr(sys, 'argv', ['main.py', *args])
     assert values(['main.py', *args]) == ['main.py']
     config = values.config
+    assert ('vit' in config.model) == bool(config.pretrained)
+    config.pretrained = ''  # The file is not here.
     config_lib.check(config)
     assert (config.dataset, config.method) == (x.dataset, x.method)
     assert str(config.labels) == x.labels.split(',')[0]

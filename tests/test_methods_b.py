@@ -401,7 +401,8 @@ def test_freematch_warms_up_on_labels_alone():
 RATE = 0.5
 
 
-def linear(params, batch_stats, views):
+def linear(params, batch_stats, views, rng=None):
+  del rng
   rows = lambda images: images.reshape(len(images), -1) @ params['kernel']
   return outputs(**{k: rows(v) for k, v in views.items()}), batch_stats
 

@@ -594,21 +594,6 @@ class StoppedError(Exception):
   """Ends a run in the middle."""
 
 
-@pytest.fixture
-def compiled_once(tmp_path):
-  """Programs are compiled for the first of several runs only."""
-  names = {
-    'jax_compilation_cache_dir': str(tmp_path / 'compiled'),
-    'jax_persistent_cache_min_compile_time_secs': 0,
-  }
-  before = {name: getattr(jax.config, name) for name in names}
-  for name, value in names.items():
-    jax.config.update(name, value)
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-
-
 @pytest.mark.usefixtures('compiled_once')
 def test_run_trains_and_resumes_exactly(folder, tmp_path, monkeypatch):
   # Without strong views, which take longest to compile.
