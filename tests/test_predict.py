@@ -198,9 +198,9 @@ def test_class_names_are_those_of_the_run(tmp_path):
       'class_names': ['ink', 'Blatt Papier'],
     },
     state=types.SimpleNamespace(ema_params=None, batch_stats=None),
-    classify=lambda params, stats, images: np.stack(
-      [1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1
-    ),
+    classify=lambda weights, stats, images: [
+      np.stack([1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1)
+    ],
   )
   rows = []
   files = predict.find([str(tmp_path)])

@@ -185,6 +185,10 @@ def test_where_and_how_often_may_change(files, changes):
 )
 def test_another_config_is_refused_by_its_fields(files, changes, named):
   files.write('config.json', workdir.as_dict(config()))
+  files.check_config(config(**changes))  # Nothing was computed: it is free.
+  (files.checkpoints / '3.orbax-checkpoint-tmp').mkdir(parents=True)
+  files.check_config(config(**changes))  # Nor was anything saved whole.
+  (files.checkpoints / '3').mkdir()
   with pytest.raises(UserError) as error:
     files.check_config(config(**changes))
   message = str(error.value)
