@@ -122,21 +122,29 @@ def make_train_step(
     gradient = jax.grad(objective, has_aux=True)
     grads, clean = gradient(state.params, clean_row, views, targets)
 
-    def source_gradient(views, targets, fixed):
+    def source_gradient(views, targets, teacher, fixed):
+      """The gradient that ε climbs, and the labeled loss at θ."""
       if fixed is not None:
-        return jax.grad(_fixed_loss)(state.params, forward, state, fixed)
+        climb = jax.grad(_fixed_loss)(state.params, forward, state, fixed)
+        return climb, clean.losses.labeled
       if recipe.source == clean_row and groups == 1:
-        return grads  # Equal rows share one backward pass.
-      return gradient(state.params, recipe.source, views, targets)[0]
+        return grads, clean.losses.labeled  # Equal rows share one pass.
+      climb, source = gradient(
+        state.params, recipe.source, views, targets, teacher
+      )
+      # Of the pass that has it anyway.
+      has_it = recipe.source.labeled and not clean_row.labeled
+      return climb, (source if has_it else clean).losses.labeled
 
     def worst_pass(views, targets, teacher, fixed):
       """At θ + ε; it leaves no trace in the running statistics."""
       assert perturb is not None
-      source = source_gradient(views, targets, fixed)
-      offset, memory = perturb.update(source, state.perturb)
+      climb, labeled_loss = source_gradient(views, targets, teacher, fixed)
+      offset, memory = perturb.update(climb, state.perturb)
       params = optax.apply_updates(state.params, offset)
       grads, worst = gradient(params, worst_row, views, targets, teacher)
       metrics = {
+        'labeled_loss': labeled_loss,
         'worst_loss': _weighted(worst_row, worst.losses),
         'offset_norm': optax.tree.norm(offset),
       }
@@ -144,7 +152,10 @@ def make_train_step(
 
     if perturb is None:
       memory = state.perturb
-      metrics = {'unlabeled_loss': clean.losses.unlabeled}
+      metrics = {
+        'labeled_loss': clean.losses.labeled,
+        'unlabeled_loss': clean.losses.unlabeled,
+      }
     else:
       rows = {k: v for k, v in targets.items() if k != 'feedback'}
       parts = views, rows, clean.outputs, batch.fixed
@@ -158,7 +169,6 @@ def make_train_step(
       grads = jax.tree.map(jnp.add, grads, worst_grads)
 
     metrics |= _describe(clean, batch)
-    metrics['labeled_loss'] = clean.losses.labeled
     metrics['gradient_norm'] = optax.tree.norm(grads)
     after = _advance(state, grads, clean, memory, tx, ema_decay)
     after = after.replace(method=method.feedback(state, after, batch, targets))
