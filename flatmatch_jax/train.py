@@ -1,6 +1,7 @@
 """Training from a config: the one long function, read from top to bottom."""
 
 import math
+import os
 import time
 from typing import Any
 
@@ -186,7 +187,7 @@ def open_feed(config, views, data, start, sharding):
 
 def start_from(path: str, state):
   """The state with weights from a file, in the average too."""
-  params, report = pretrained.load(path, state.params)
+  params, report = pretrained.load(os.path.expanduser(path), state.params)
   logging.say(f'{path}: {report.describe()}')
   params = jax.device_put(
     params, jax.tree.map(lambda x: x.sharding, state.params)

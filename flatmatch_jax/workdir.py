@@ -59,7 +59,8 @@ class Workdir:
     """As JSON for people: lists of numbers stand in one line."""
     text = json.dumps(content, indent=2) + '\n'
     in_a_line = lambda match: ' '.join(match[0].split())
-    self._write_text(name, re.sub(r'\[[^\[\]{}"]*\]', in_a_line, text))
+    # Only a list begins with a line's end: in texts they are escaped.
+    self._write_text(name, re.sub(r'\[\n[^\[\]{}"]*\]', in_a_line, text))
 
   def _write_text(self, name, text):
     self.path.mkdir(parents=True, exist_ok=True)

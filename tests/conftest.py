@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flatmatch_jax import methods, optimizer, train_step
+from flatmatch_jax import logging, methods, optimizer, train_step
 from flatmatch_jax.forward import make_forward
 from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
@@ -104,6 +104,32 @@ def make_batch(seed=0, labeled=8, unlabeled=16, views=('weak', 'strong')):
 @pytest.fixture
 def batch():
   return make_batch()
+
+
+class StoppedError(Exception):
+  """Ends a run in the middle."""
+
+
+@pytest.fixture
+def stopped_after(monkeypatch):
+  """Runs a function, and ends it when training has taken some steps."""
+
+  def run(steps, function, *args):
+    step = logging.Progress.step
+
+    def stop(self):
+      nonlocal steps
+      step(self)
+      steps -= 1
+      if not steps:
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+      patch.setattr(logging.Progress, 'step', stop)
+      with pytest.raises(StoppedError):
+        function(*args)
+
+  return run
 
 
 @pytest.fixture

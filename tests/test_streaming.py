@@ -12,7 +12,7 @@ import pytest
 from test_records import encode, picture, prepare
 
 from configs import imagenet, imagenet30
-from flatmatch_jax import classify, logging, program, sharding, train
+from flatmatch_jax import classify, program, sharding, train
 from flatmatch_jax.data import (
   crops,
   frames,
@@ -590,12 +590,8 @@ def test_importing_needs_no_tensorflow():
   assert result.stdout.strip() == 'set()'
 
 
-class StoppedError(Exception):
-  """Ends a run in the middle."""
-
-
 @pytest.mark.usefixtures('compiled_once')
-def test_run_trains_and_resumes_exactly(folder, tmp_path, monkeypatch):
+def test_run_trains_and_resumes_exactly(folder, tmp_path, stopped_after):
   # Without strong views, which take longest to compile.
   config = imagenet.get_config(
     'method=pseudo_label+flatmatch_fix,labels=all,model=wrn_10_1'
@@ -611,20 +607,7 @@ def test_run_trains_and_resumes_exactly(folder, tmp_path, monkeypatch):
   result = Workdir(tmp_path / 'whole').read('result.json')
   assert 0 < result['error_last'] <= 100
   assert 0 < result['val_error_last'] <= 100
-
-  step, left = logging.Progress.step, 5
-
-  def stop(self):
-    nonlocal left
-    step(self)
-    left -= 1
-    if not left:
-      raise StoppedError
-
-  with monkeypatch.context() as patch:
-    patch.setattr(logging.Progress, 'step', stop)
-    with pytest.raises(StoppedError):
-      train.train_and_evaluate(config, str(tmp_path / 'parts'))
+  stopped_after(5, train.train_and_evaluate, config, str(tmp_path / 'parts'))
   parts = train.train_and_evaluate(config, str(tmp_path / 'parts'))
   raw = lambda state: state.replace(rng=jax.random.key_data(state.rng))
   assert_equal(jax.device_get(raw(whole)), jax.device_get(raw(parts)))

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_pretrained import save_npz, to_google
-from test_streaming import StoppedError, assert_equal
+from test_streaming import assert_equal
 
 from configs import digits
-from flatmatch_jax import logging, models, program, train
+from flatmatch_jax import models, program, train
 from flatmatch_jax.models import vit
 from flatmatch_jax.types import DatasetInfo
 from flatmatch_jax.workdir import Workdir
@@ -68,24 +68,12 @@ def _create(config):
 
 
 @pytest.mark.usefixtures('compiled_once')
-def test_run_resumes_exactly(config, tmp_path, monkeypatch, capfd):
+def test_run_resumes_exactly(config, tmp_path, stopped_after, capfd):
   whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
   assert 'Loaded' in capfd.readouterr().err
   for leaf in jax.tree.leaves((whole.params, whole.opt_state)):
     assert leaf.dtype in (jnp.float32, jnp.int32)
-  step, left = logging.Progress.step, 3
-
-  def stop(self):
-    nonlocal left
-    step(self)
-    left -= 1
-    if not left:
-      raise StoppedError
-
-  with monkeypatch.context() as patch:
-    patch.setattr(logging.Progress, 'step', stop)
-    with pytest.raises(StoppedError):
-      train.train_and_evaluate(config, str(tmp_path / 'parts'))
+  stopped_after(3, train.train_and_evaluate, config, str(tmp_path / 'parts'))
   capfd.readouterr()
   parts = train.train_and_evaluate(config, str(tmp_path / 'parts'))
   # The weights are the checkpoint's, not the file's once more.

@@ -208,3 +208,10 @@ def test_versions_name_what_computes():
   found = workdir.versions()
   assert {'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'} <= set(found)
   assert all(isinstance(version, str) for version in found.values())
+
+
+def test_texts_with_brackets_stay_as_they_are(files):
+  content = {'source': 'a [b  c] d', 'numbers': [[1, 2.5], []], 'none': [None]}
+  files.write('x.json', content)
+  assert files.read('x.json') == content
+  assert '[ 1, 2.5 ]' in (files.path / 'x.json').read_text()
