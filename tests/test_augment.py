@@ -133,7 +133,8 @@ def test_images_stay_on_their_device():
   split = sharding.over_batch(sharding.make_mesh())
   images = jax.ShapeDtypeStruct((32, 16, 16, 3), np.uint8, sharding=split)
   strong = jax.jit(
-    lambda key, x: augment.strong(key, x, PAD, True), out_shardings=split
+    lambda key, x: augment.strong(key, x, PAD, True, split.num_devices),
+    out_shardings=split,
   )
   text = strong.lower(jax.random.key(0), images).compile().as_text()
   assert 'num_partitions=4' in text

@@ -54,14 +54,19 @@ def _reflected(pad, size):
   return np.minimum(index, 2 * (size - 1) - index)
 
 
-def strong(key, images, pad, flip):
-  """Applies RandAugment with three operations, Cutout, and then `weak`."""
+def strong(key, images, pad, flip, groups=1):
+  """Applies RandAugment with three operations, Cutout, and then `weak`.
+
+  `groups` is the number of devices that the images are spread over.
+  """
   size, *_, channels = images.shape
   keys = jax.random.split(key, 3)
   operation, magnitude = randaugment.draw(keys[0], (3, size))
   centre, side = draw_cutout(keys[1], size)
   pixels = randaugment.pack(images)
-  pixels = randaugment.apply_packed(pixels, operation, magnitude, channels)
+  pixels = randaugment.apply_packed(
+    pixels, operation, magnitude, channels, groups
+  )
   pixels = _cutout(pixels, centre, side, channels)
   return randaugment.unpack(_weak(keys[2], pixels, pad, flip), channels)
 
@@ -105,3 +110,21 @@ def normalize(images, mean, std):
   return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(
     std, jnp.float32
   )
+
+
+def make_view(pad, flip, mean, std, sharding=None):
+  """Returns `view(name, key, images)`, normalized.
+
+  It is strong where the name, such as 'strong2', says so, and weak otherwise.
+  `sharding` is that of the images.
+  """
+  groups = 1 if sharding is None else sharding.num_devices
+
+  def view(name, key, images):
+    if name.startswith('strong'):
+      images = strong(key, images, pad, flip, groups)
+    else:
+      images = weak(key, images, pad, flip)
+    return normalize(images, mean, std)
+
+  return view

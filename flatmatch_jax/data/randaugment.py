@@ -87,14 +87,15 @@ def _split(pixels, channels):
   return [pixels >> 8 * i & 255 for i in range(channels)]
 
 
-def apply_packed(pixels, operation, magnitude, channels):
+def apply_packed(pixels, operation, magnitude, channels, groups=1):
   """`apply` on packed images.
 
-  Images are sorted within groups, one for each device, and do not leave them.
+  Images are sorted within equal groups, and do not leave them: one for each
+  device, where the images are spread over several. The pixels are the same.
   """
   size, *plane = pixels.shape
   shape = *plane, channels
-  groups = math.gcd(size, jax.device_count())
+  groups = math.gcd(size, groups)
   length = size // groups
   tile = min(length, max(1, TILE // math.prod(plane)))
   group = lambda x: x.reshape(-1, groups, length)

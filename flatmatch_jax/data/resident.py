@@ -70,9 +70,7 @@ def make_sampler(
   draw of the augmentation it is named after.
   """
 
-  def view(name, rng, images):
-    make = augment.strong if name.startswith('strong') else augment.weak
-    return augment.normalize(make(rng, images, pad, flip), mean, std)
+  view = augment.make_view(pad, flip, mean, std, sharding)
 
   def constrain(tree):
     if sharding is None:

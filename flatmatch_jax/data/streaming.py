@@ -108,10 +108,7 @@ def make_sampler(views: tuple[str, ...], flip: bool, mean, std, sharding=None):
   `raw` is what `batches` gives, on the device. The views are those of
   `resident.make_sampler`, but cropped already.
   """
-
-  def view(name, rng, images):
-    make = augment.strong if name.startswith('strong') else augment.weak
-    return augment.normalize(make(rng, images, 0, flip), mean, std)
+  view = augment.make_view(0, flip, mean, std, sharding)
 
   def labeled_batch(rng, raw):
     return raw | {'weak': view('weak', rng, raw['weak'])}
