@@ -20,11 +20,25 @@ import numpy as np
 from flatmatch_jax.types import UserError
 
 _MAX_HEADER = 2**24  # A large ViT's takes 2**16 bytes.
+_MAX_RATIO = 1032  # Deflate packs at most so many bytes into one.
 _DTYPES: dict[str, Any] = {
   'F32': np.float32,
   'F16': np.float16,
   'BF16': jnp.bfloat16,
 }
+
+
+# What zipfile, zlib, numpy and json raise at damaged, encrypted, too large or
+# too deep files.
+BROKEN = (
+  OSError,
+  EOFError,
+  ValueError,
+  RuntimeError,
+  MemoryError,
+  zipfile.BadZipFile,
+  zlib.error,
+)
 
 
 class Stored(NamedTuple):
@@ -55,15 +69,7 @@ def open_arrays(path: str) -> Iterator[dict[str, Stored]]:
         yield _safetensors(file)
   except UserError:
     raise
-  except (
-    _BadFileError,
-    OSError,
-    EOFError,
-    RuntimeError,  # Encrypted; or JSON nested too deeply.
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-  ) as error:
+  except BROKEN as error:
     raise UserError(
       f'{path} cannot be read: {error}. Expected is a whole .npz file of plain '
       'arrays, or a .safetensors file; pickles are not opened.'
@@ -101,6 +107,27 @@ def npy_header(name, member):
   except Exception as error:  # It is a Python literal: anything may come.
     raise _BadFileError(f'the header of {name} is malformed') from error
   raise _BadFileError(f'{name} has an unusual .npy version')
+
+
+def check_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+  """ValueError where numpy would make room for more than a member holds."""
+  name = info.filename.removesuffix('.npy')
+  if name == info.filename:
+    raise ValueError(f'{name!r} is not an array; write the file by np.savez')
+  if info.file_size > _MAX_RATIO * info.compress_size:
+    raise ValueError(f'{name!r} claims to be larger than it can be')
+  with archive.open(info) as member:
+    shape, _, dtype = npy_header(name, member)
+    if dtype.hasobject:
+      raise ValueError(
+        f'{name!r} is an array of Python objects, which are not loaded; save '
+        'numbers, or text of a fixed width'
+      )
+    # In Python's integers, which do not overflow.
+    if member.tell() + math.prod(shape) * dtype.itemsize != info.file_size:
+      raise ValueError(
+        f'{name!r} does not have the length of its shape {shape}'
+      )
 
 
 def _read_npy(archive, info, start, dtype, shape, axes):

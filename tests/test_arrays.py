@@ -7,8 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from flatmatch_jax import data
-from flatmatch_jax.data import arrays
+from flatmatch_jax import data, memory
 from flatmatch_jax.types import UserError
 
 
@@ -222,9 +221,9 @@ def test_shape_that_is_not_there_is_refused_before_room_is_made(
 def test_unpacked_size_is_limited(file, monkeypatch):
   np.savez_compressed(file, **content())
   assert file.stat().st_size < 4000
-  monkeypatch.setattr(arrays, '_MAX_BYTES', 2000)
+  monkeypatch.setattr(memory, 'host_bytes', lambda: 2000)
   monkeypatch.setattr(np, 'load', lambda *_, **__: pytest.fail('loaded'))
-  with pytest.raises(UserError, match='above the limit'):
+  with pytest.raises(UserError, match='more than the'):
     data.load('npz', file)
 
 
@@ -236,4 +235,16 @@ def test_declared_sizes_are_those_of_the_headers(file):
   struct.pack_into('<I', raw, at + 24, 200)  # Its unpacked size.
   file.write_bytes(raw)
   with pytest.raises(UserError, match='does not have the length of its shape'):
+    data.load('npz', file)
+
+
+def test_declared_sizes_can_be_packed(file):
+  """A terabyte in a kilobyte is a lie, and no room is made for it."""
+  np.savez_compressed(file, **content())
+  raw = bytearray(file.read_bytes())
+  at = raw.rfind(b'PK\1\2')
+  packed = struct.unpack_from('<I', raw, at + 20)[0]
+  struct.pack_into('<I', raw, at + 24, 1032 * packed + 1)
+  file.write_bytes(raw)
+  with pytest.raises(UserError, match='larger than it can be'):
     data.load('npz', file)

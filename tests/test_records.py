@@ -149,7 +149,21 @@ def test_unwritable_folder_leaves_the_index_in_the_cache(
   assert len(records.open_split(builder, 'train', tmp_path / 'cache')) == 30
 
 
-@pytest.mark.parametrize('how', ['cut', 'noise', 'old', 'pickle'])
+# What an index of others may claim of these files.
+LIES = {
+  'beyond the file': ('offset', 0, 10**6),
+  'before the file': ('offset', 0, -1),
+  'huge': ('length', 0, 2**62),
+  'negative': ('length', 0, -1),
+  'no such file': ('file_number', 0, 7),
+  'another file': ('file_number', 0, 1),
+  'no such class': ('labels', 0, 1000),
+}
+
+
+@pytest.mark.parametrize(
+  'how', ['cut', 'noise', 'old', 'pickle', 'short', 'bomb', *LIES]
+)
 def test_index_that_cannot_serve_is_made_anew(builder, how):
   good = records.open_split(builder, 'train')
   path = os.path.join(builder.data_dir, 'imagenet2012-5.1.0-train.index.npz')
@@ -165,9 +179,17 @@ def test_index_that_cannot_serve_is_made_anew(builder, how):
     if how == 'old':
       columns['sizes'][1] += 1
       columns['labels'][:] = 3
+    elif how == 'short':
+      columns['labels'] = columns['labels'][:-1]
+    elif how == 'bomb':
+      columns['more'] = np.zeros(10**7, np.int8)
+    elif how in LIES:
+      name, row, value = LIES[how]
+      columns[name][row] = value
     else:
       columns['labels'] = np.array([None] * 30, object)
-    np.savez(file, **columns)
+    save = np.savez_compressed if how == 'bomb' else np.savez
+    save(file, **columns)
     content = file.getvalue()
   with open(path, 'wb') as file:
     file.write(content)

@@ -9,28 +9,15 @@ Grey or RGB, all of one size; labels count from 0. Nothing is unpickled.
 import os
 import pathlib
 import zipfile
-import zlib
 
 import numpy as np
 
-from flatmatch_jax import weight_files
+from flatmatch_jax import memory, weight_files
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
 _NEEDED = ('labeled_images', 'labeled_labels', 'unlabeled_images')
 _OPTIONAL = ('test_images', 'test_labels', 'class_names')
-_MAX_BYTES = 64 * 2**30
-
-# What zipfile, zlib and numpy raise at damaged, encrypted or too large files.
-_BROKEN = (
-  OSError,
-  EOFError,
-  ValueError,
-  RuntimeError,
-  MemoryError,
-  zipfile.BadZipFile,
-  zlib.error,
-)
 
 
 def load(data_dir: str | os.PathLike | None) -> Dataset:
@@ -45,7 +32,7 @@ def load(data_dir: str | os.PathLike | None) -> Dataset:
     _check_sizes(path)
     with np.load(path, allow_pickle=False) as file:
       dataset = _dataset({name: file[name] for name in file.files})
-  except _BROKEN as e:
+  except weight_files.BROKEN as e:
     raise UserError(f'{path} cannot be used: {str(e).rstrip(".")}.') from e
   return dataset
 
@@ -73,34 +60,14 @@ def _check_sizes(path):
         'leave it out'
       )
     total = sum(info.file_size for info in members.values())
-    if total > _MAX_BYTES:
+    if total > memory.host_bytes():
       raise ValueError(
-        f'its arrays take {total / 2**30:.0f} GiB, above the limit of '
-        f'{_MAX_BYTES / 2**30:.0f}; save fewer or smaller images'
+        f'its arrays take {memory.gib(total)}, more than the '
+        f'{memory.gib(memory.host_bytes())} of memory; save fewer or smaller '
+        'images'
       )
-    for name, info in members.items():
-      _check_header(file, name, info)
-
-
-def _check_header(file, name, info):
-  """The shape that numpy would make room for must be the one that is there."""
-  if not info.filename.endswith('.npy'):
-    raise ValueError(f'{name!r} is not an array; write the file by np.savez')
-  with file.open(info) as member:
-    shape, _, dtype = weight_files.npy_header(name, member)
-    if dtype.hasobject:
-      raise ValueError(
-        f'{name!r} is an array of Python objects, which are not loaded; save '
-        'numbers, or text of a fixed width'
-      )
-    # In Python's integers, which do not overflow.
-    size = dtype.itemsize
-    for length in shape:
-      size *= length
-    if member.tell() + size != info.file_size:
-      raise ValueError(
-        f'{name!r} does not have the length of its shape {shape}'
-      )
+    for info in members.values():
+      weight_files.check_npy(file, info)
 
 
 def _dataset(arrays):

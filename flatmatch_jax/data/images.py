@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
+from flatmatch_jax import memory
 from flatmatch_jax.types import UserError
 
 EXTENSIONS = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff')
@@ -174,12 +175,13 @@ def empty(number: int, shape: tuple[int, int, int]) -> np.ndarray:
   """
   size = number * math.prod(shape)
   try:
+    if size > memory.host_bytes():  # Linux would only say so later.
+      raise MemoryError
     room = np.empty(size + 63, np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + size].reshape(number, *shape)
   except MemoryError:
     raise UserError(
-      f'{number} images of {shape[0]} x {shape[1]} take '
-      f'{size / 2**30:.1f} GiB, more '
-      'than there is memory; take a smaller image_size or fewer images.'
+      f'{number} images of {shape[0]} x {shape[1]} take {memory.gib(size)}, '
+      'more than there is memory; take a smaller image_size or fewer images.'
     ) from None

@@ -17,11 +17,17 @@ import zipfile
 import numpy as np
 from tqdm import tqdm
 
-from flatmatch_jax import logging
+from flatmatch_jax import logging, weight_files
 from flatmatch_jax.types import UserError
 
 _FRAME = 16  # Bytes around a record: length, its checksum, data's checksum.
 _HEADER = 12  # Those of them that precede the data.
+_COLUMNS = {
+  'file_number': np.int32,
+  'offset': np.int64,
+  'length': np.int64,
+  'labels': np.int32,
+}
 _BATCH = 64
 _THREADS = 8
 
@@ -90,8 +96,7 @@ class Records:
   def take(self, rows) -> 'Records':
     """Those at `rows`, a list or range, such as one process's part."""
     rows = np.asarray(rows, np.int64)
-    columns = ('file_number', 'offset', 'length', 'labels')
-    kept = {name: getattr(self, name)[rows] for name in columns}
+    kept = {name: getattr(self, name)[rows] for name in _COLUMNS}
     return dataclasses.replace(self, **kept)
 
 
@@ -114,7 +119,8 @@ def open_split(
   indices = [
     os.path.join(folder, f'{name}-{split}.index.npz') for folder in folders
   ]
-  found = (_load(index, names, sizes) for index in indices)
+  classes = builder.info.features['label'].num_classes
+  found = (_load(index, names, sizes, counts, classes) for index in indices)
   columns = next((columns for columns in found if columns), None)
   if columns is None:
     logging.say(
@@ -239,23 +245,48 @@ def _first_damaged(file, label) -> tuple[int, str]:
   return number, ''
 
 
-def _load(path: str, names, sizes) -> dict[str, np.ndarray] | None:
+def _load(
+  path: str, names, sizes, counts, num_classes: int
+) -> dict[str, np.ndarray] | None:
   """An index; None if it is absent, damaged or of other files."""
   import tensorflow as tf
 
+  # 24 bytes a record; more for names, and for eight headers.
+  room = 32 * sum(counts) + 2 * (names.nbytes + sizes.nbytes) + 2**16
   try:
     with tf.io.gfile.GFile(path, 'rb') as file:
-      content = np.load(io.BytesIO(file.read()), allow_pickle=False)
+      raw = io.BytesIO(file.read(room))
+    with zipfile.ZipFile(raw) as archive:
+      if sum(info.file_size for info in archive.infolist()) > room:
+        return None
+      for info in archive.infolist():
+        weight_files.check_npy(archive, info)
+    raw.seek(0)
+    content = np.load(raw, allow_pickle=False)
     same = np.array_equal(content['names'], names)
     if not same or not np.array_equal(content['sizes'], sizes):
       return None
-    return {
-      key: content[key] for key in ('file_number', 'offset', 'length', 'labels')
-    }
-  except tf.errors.OpError:
+    columns = {name: content[name] for name in _COLUMNS}
+  except (tf.errors.OpError, *weight_files.BROKEN, KeyError):
     return None
-  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-    return None
+  return columns if _fits(columns, sizes, counts, num_classes) else None
+
+
+def _fits(columns, sizes, counts, num_classes) -> bool:
+  """Whether records lie where they can: an index may come from others."""
+  if any(
+    column.shape != (sum(counts),) or column.dtype != _COLUMNS[name]
+    for name, column in columns.items()
+  ):
+    return False
+  file_number, offset, length, labels = columns.values()
+  numbers = np.repeat(np.arange(len(counts)), counts)
+  return bool(
+    np.array_equal(file_number, numbers)
+    and np.all((offset >= _HEADER) & (length >= 0) & (length <= sizes.max()))
+    and np.all(offset <= sizes[numbers] - length)
+    and np.all((labels >= -1) & (labels < num_classes))
+  )
 
 
 def _save(paths: list[str], columns: dict[str, np.ndarray]) -> None:
