@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from flatmatch_jax import classify, cli, data, program
+from flatmatch_jax import classify, cli, data, logging, program
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -31,7 +31,7 @@ def describe(step, found, names, which) -> str:
     if error is not None
   ]
   for error, name in sorted(known, key=lambda pair: -pair[0])[:SHOWN]:
-    lines.append(f'{error:7.2f}% {name}')
+    lines.append(f'{error:7.2f}% {logging.printable(name)}')
   if len(known) > SHOWN:
     lines.append(f'and {len(known) - SHOWN} classes with lower errors')
   return '\n'.join(lines)

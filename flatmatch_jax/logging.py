@@ -12,7 +12,15 @@ from flatmatch_jax.workdir import Workdir
 
 def say(text: str) -> None:
   """One line on standard error, above the progress bar if there is one."""
-  tqdm.write(f'[{time.strftime("%H:%M:%S")}] {text}', file=sys.stderr)
+  line = f'[{time.strftime("%H:%M:%S")}] {printable(text)}'
+  tqdm.write(line, file=sys.stderr)
+
+
+def printable(text: str) -> str:
+  """With escapes for what would steer a terminal: names come from anywhere."""
+  return ''.join(
+    c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
+  )
 
 
 class Progress:

@@ -2,6 +2,8 @@
 
 import pathlib
 
+from flatmatch_jax import files
+
 
 def _figure(columns: int, width: float = 4.6):
   from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -54,7 +56,8 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
     if axis.lines:
       axis.legend(frameon=False, fontsize='small')
   figure.suptitle(title)
-  figure.savefig(path, dpi=110)
+  with files.replacing(path) as file:
+    figure.savefig(file, format='png', dpi=110)
 
 
 def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
@@ -76,4 +79,5 @@ def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
   axis.set(xlabel='step', ylabel='test error, %', ylim=(0, 30))
   axis.grid(alpha=0.3)
   figure.legend(frameon=False, fontsize='small', loc='outside right upper')
-  figure.savefig(path, dpi=120)
+  with files.replacing(path) as file:
+    figure.savefig(file, format='png', dpi=120)

@@ -10,11 +10,12 @@ import argparse
 import contextlib
 import csv
 import pathlib
+import re
 import sys
 
 import numpy as np
 
-from flatmatch_jax import cli, program
+from flatmatch_jax import cli, files, logging, program
 from flatmatch_jax.data import images
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
@@ -24,24 +25,24 @@ _BATCH = 256
 
 def find(paths: list[str]) -> list[pathlib.Path]:
   """The files named, and the images below the folders named, in order."""
-  files: list[pathlib.Path] = []
+  found: list[pathlib.Path] = []
   for path in map(pathlib.Path, paths):
     if path.is_dir():
-      files += images.find(path).images
+      found += images.find(path).images
     elif path.is_file():
-      files.append(path)
+      found.append(path)
     else:
       raise UserError(f'{path} does not exist; give image files or folders.')
-  if not files:
+  if not found:
     raise UserError(
       f'No images in {", ".join(paths)}; looked for '
       f'{" ".join(images.EXTENSIONS)}.'
     )
-  return files
+  return found
 
 
 def predict(
-  run: program.Run, files: list[pathlib.Path], write_row
+  run: program.Run, paths: list[pathlib.Path], write_row
 ) -> list[str]:
   """Calls `write_row(file, class name, class, confidence)` for each image.
 
@@ -54,8 +55,8 @@ def predict(
   whole = round(height / seen), round(width / seen)
   top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
   names = run.dataset['class_names']
-  for start in range(0, len(files), _BATCH):
-    batch = files[start : start + _BATCH]
+  for start in range(0, len(paths), _BATCH):
+    batch = paths[start : start + _BATCH]
     pixels = np.zeros((len(batch), *whole, channels), np.uint8)
     unreadable = images.read_into(pixels, batch)
     pixels = pixels[:, top : top + height, left : left + width]
@@ -83,28 +84,53 @@ def main():
   parser.add_argument('paths', nargs='+', help='image files or folders')
   args = parser.parse_args()
 
-  files = find(args.paths)
-  if args.out and pathlib.Path(args.out).is_dir():
-    raise UserError(f'--out {args.out} is a folder; name a CSV file.')
-  run = program.load_run(Workdir(args.workdir), args.checkpoint)
-  temporary = pathlib.Path(f'{args.out}.tmp')
-  try:
-    output = temporary.open('w', newline='') if args.out else sys.stdout
-  except OSError as error:
-    raise UserError(f'Cannot write --out {args.out}: {error}.') from error
-  with output if args.out else contextlib.nullcontext():
-    writer = csv.writer(output)
-    writer.writerow(['file', 'label', 'class', 'confidence'])
-    complaints = predict(run, files, writer.writerow)
-  for complaint in complaints:
-    print(f'skipped: {complaint}', file=sys.stderr)
-  if len(complaints) == len(files):
-    if args.out:
-      temporary.unlink()
-    raise UserError('None of the files could be read as an image.')
+  paths = find(args.paths)
   if args.out:
-    temporary.replace(args.out)
-    print(f'{len(files) - len(complaints)} predictions are in {args.out}')
+    files.check_target('--out', args.out)
+  run = program.load_run(Workdir(args.workdir), args.checkpoint)
+  with _output(args.out) as write_row:
+    write_row(['file', 'label', 'class', 'confidence'])
+    complaints = predict(run, paths, write_row)
+    for complaint in complaints:
+      print(f'skipped: {logging.printable(complaint)}', file=sys.stderr)
+    if len(complaints) == len(paths):
+      raise UserError('None of the files could be read as an image.')
+  if args.out:
+    print(f'{len(paths) - len(complaints)} predictions are in {args.out}')
+
+
+@contextlib.contextmanager
+def _output(path: str | None):
+  """A function that writes a row of the file, or of standard output.
+
+  Names that a spreadsheet would compute with are kept from it: a file gets
+  ./ in front, which is the same file, and a class an apostrophe.
+  """
+
+  def safe(row):
+    file, label, *numbers = row
+    file = f'./{file}' if _is_formula(file) else file
+    return [file, f"'{label}" if _is_formula(label) else label, *numbers]
+
+  if not path:
+    writer = csv.writer(sys.stdout)
+    yield lambda row: writer.writerow(
+      logging.printable(str(value)) for value in safe(row)
+    )
+    return
+  # A file's name may be any bytes.
+  options = {'encoding': 'utf-8', 'errors': 'surrogateescape'}
+  try:
+    with files.replacing(path, mode='w', newline='', **options) as file:
+      writer = csv.writer(file)
+      yield lambda row: writer.writerow(safe(row))
+  except OSError as error:
+    raise UserError(f'Cannot write --out {path}: {error}.') from error
+
+
+def _is_formula(text: str) -> bool:
+  number = re.fullmatch(r'[+-][0-9.]+', text)
+  return text[:1] in ('=', '+', '-', '@', '\t', '\r') and not number
 
 
 if __name__ == '__main__':

@@ -66,7 +66,7 @@ class Report(NamedTuple):
       lines.append(f'Not in the file, kept as drawn: {", ".join(self.kept)}.')
     if self.unused:
       lines.append(f'In the file, not used: {", ".join(self.unused)}.')
-    return '\n'.join(lines)
+    return ' '.join(lines)
 
 
 class _Source(NamedTuple):
@@ -112,7 +112,7 @@ def load(path: str, params: PyTree) -> tuple[PyTree, Report]:
     values = {name: source.read(arrays) for name, source in sources.items()}
   resized = ''
   if 'position' in values:
-    tokens, wanted = (len(x['position'][0]) for x in (values, flat))
+    tokens, wanted = (x['position'].shape[1] for x in (values, flat))
     if tokens != wanted:
       old, new = _grid(path, tokens), _grid(path, wanted)
       values['position'] = _resize(values['position'], old, new)

@@ -9,6 +9,7 @@ all, and one that is damaged is not used.
 
 import hashlib
 import json
+import operator
 import os
 import pathlib
 import time
@@ -17,7 +18,7 @@ import zlib
 import numpy as np
 import PIL
 
-from flatmatch_jax import logging
+from flatmatch_jax import files, logging
 from flatmatch_jax.data import images
 
 FOLDER = '.flatmatch_jax'
@@ -42,19 +43,31 @@ def file_for(
   return root / FOLDER / f'{size}-{digest.hexdigest()[:32]}.npy'
 
 
-def load(file: pathlib.Path) -> tuple[np.ndarray, dict[int, str]] | None:
-  """The images and what `read_into` returned; None if not stored or damaged."""
+def load(
+  file: pathlib.Path, number: int, shape: tuple[int, int, int]
+) -> tuple[np.ndarray, dict[int, str]] | None:
+  """The images of `number` files and what `read_into` returned of them.
+
+  None if they are not stored, or damaged.
+  """
   if not file.exists():
     return None
   try:
-    about = json.loads(file.with_suffix('.json').read_text())
+    about = files.read_json(file.with_suffix('.json'))
     # Mapped first: a header that promises too much is found out.
-    stored = np.load(file, mmap_mode='r', allow_pickle=False)
-    pixels = images.empty(len(stored), stored.shape[1:])
-    np.copyto(pixels, stored, casting='no')
-    unreadable = {int(row): str(why) for row, why in about['unreadable']}
-    right = (pixels.dtype, list(pixels.shape)) == (np.uint8, about['shape'])
-    if not right or zlib.crc32(pixels.data) != about['crc32']:
+    stored = np.lib.format.open_memmap(file, mode='r')
+    unreadable = {operator.index(row): why for row, why in about['unreadable']}
+    rows = number - len(unreadable)
+    if (
+      not set(unreadable) <= set(range(number))
+      or not all(isinstance(why, str) for why in unreadable.values())
+      or stored.dtype != np.uint8
+      or stored.shape != (rows, *shape)
+    ):
+      raise ValueError('it holds other images')
+    pixels = images.empty(rows, shape)
+    np.copyto(pixels, stored)
+    if zlib.crc32(pixels.data) != about['crc32']:
       raise ValueError('its checksum is wrong')
   except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
     logging.say(f'{file} is damaged ({error}); the images are read again.')
@@ -67,17 +80,15 @@ def store(
 ) -> None:
   """Writes the images, and removes older ones of the same size."""
   about = {
-    'shape': pixels.shape,
     'crc32': zlib.crc32(pixels.data),
     'unreadable': list(unreadable.items()),
   }
   try:
     file.parent.mkdir(exist_ok=True)
-    _write(file, lambda output: np.save(output, pixels, allow_pickle=False))
-    _write(
-      file.with_suffix('.json'),
-      lambda output: output.write(json.dumps(about).encode()),
-    )
+    with files.replacing(file) as output:
+      np.save(output, pixels, allow_pickle=False)
+    with files.replacing(file.with_suffix('.json')) as output:
+      output.write(json.dumps(about).encode())
     size = file.name.partition('-')[0]
     for old in file.parent.glob(f'{size}-*'):
       # A temporary file may be another run's; after a day its run is dead.
@@ -86,16 +97,3 @@ def store(
         old.unlink(missing_ok=True)
   except OSError as error:
     logging.say(f'The decoded images are not kept for the next run: {error}.')
-
-
-def _write(file, write):
-  temporary = file.with_name(f'{file.name}.{os.getpid()}.tmp')
-  try:
-    with temporary.open('wb') as output:
-      write(output)
-      output.flush()
-      os.fsync(output.fileno())
-    temporary.replace(file)
-  except BaseException:
-    temporary.unlink(missing_ok=True)
-    raise

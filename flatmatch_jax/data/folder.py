@@ -50,7 +50,7 @@ def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
       f'{root} cannot be read: {error}; change its permissions, and leave its '
       'files alone while a run starts.'
     ) from error
-  stored = cache.load(file)
+  stored = cache.load(file, len(paths), shape)
   pixels, unreadable = stored or _decode(parts, shape)
   parts = _readable(parts, unreadable)
   _check_skipped(root, parts)

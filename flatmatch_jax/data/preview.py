@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from PIL import Image, ImageDraw
 
-from flatmatch_jax import cli, data
+from flatmatch_jax import cli, data, files
+from flatmatch_jax import config as config_lib
 from flatmatch_jax.data import augment, randaugment
 from flatmatch_jax.types import UserError
 
@@ -79,15 +80,18 @@ def main():
   parser.add_argument('--data_dir', help='TFDS folder')
   parser.add_argument('--out', required=True, help='PNG file')
   args = parser.parse_args()
+  files.check_target('--out', args.out)
   config = _config(args.config)
   config.data_dir = args.data_dir or config.data_dir
+  config_lib.check_fields(config)
   dataset = data.from_config(config)
   # Over all classes, where images come class by class.
   known = max(COLUMNS, int(np.sum(dataset.train_labels >= 0)))
   index = np.linspace(0, known - 1, COLUMNS).astype(int)
   images = dataset.train_images[index][:]
   rows = operations(images[0]) | pairs(images, config.pad, config.flip)
-  sheet(rows).save(pathlib.Path(args.out), format='PNG')
+  with files.replacing(args.out) as file:
+    sheet(rows).save(file, format='PNG')
   print(f'The picture is in {args.out}')
 
 

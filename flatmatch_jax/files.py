@@ -1,0 +1,65 @@
+"""Files that are written whole or not at all."""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import os
+import pathlib
+import stat
+from typing import Any
+
+from flatmatch_jax.types import UserError
+
+_MAX_JSON = 2**26  # A split of ImageNet takes 2**24 bytes.
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike, **options) -> Iterator[Any]:
+  """Opens a file that takes the place of `path` when it is complete.
+
+  `options` are those of `open`; without any, bytes are written. Whatever goes
+  wrong, the old file stays and nothing else is left.
+  """
+  path = pathlib.Path(path)
+  temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+  try:
+    with temporary.open(**({'mode': 'wb'} | options)) as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())  # Or the name could be on disk before this.
+    temporary.replace(path)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """The content of a file that anyone may have written.
+
+  Raises:
+    OSError: it is not there, or not readable.
+    ValueError: it is not JSON, or too large, or nested too deeply.
+  """
+  with path.open('rb') as file:
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+      raise ValueError('not a regular file')
+    content = file.read(_MAX_JSON + 1)
+  if len(content) > _MAX_JSON:
+    raise ValueError(f'larger than {_MAX_JSON} bytes')
+  try:
+    return json.loads(content)
+  except RecursionError:
+    raise ValueError('nested too deeply') from None
+
+
+def check_target(option: str, path: str) -> None:
+  """Raises UserError, before any work, where no file can be put at `path`."""
+  folder = pathlib.Path(path).absolute().parent
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise UserError(f'{option} {path} is a folder or device; name a file.')
+  if not folder.is_dir():
+    raise UserError(f'Cannot write {option} {path}: there is no {folder}.')
+  if not os.access(folder, os.W_OK):
+    raise UserError(
+      f'Cannot write {option} {path}: {folder} is not writable; name another.'
+    )
