@@ -1,9 +1,11 @@
 """Fields that all configs share, with the paper's numbers as defaults."""
 
+import re
+
 import ml_collections
 
 from flatmatch_jax import methods, recipes
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import UserError, did_you_mean
 
 # These methods see as many unlabeled images as labeled ones; the others seven
 # times as many.
@@ -31,6 +33,7 @@ def parse(arg: str, **defaults) -> dict:
       raise UserError(
         f'Cannot read {item!r} in the config argument {arg!r}. Known keys: '
         f'{", ".join(chosen)}; write them as key=value, joined by commas.'
+        + did_you_mean(key, set(chosen) - {key})
       )
     chosen[key] = _read(key, value, chosen[key])
   return chosen
@@ -41,12 +44,12 @@ def _read(key, value, default):
   is_text = isinstance(default, str) and key != 'labels'
   if is_text or (key == 'labels' and value == 'all'):
     return value
-  try:
-    return int(value)
-  except ValueError:
+  # int() would also take 1_0, and digits of other scripts.
+  if not re.fullmatch(r'-?[0-9]{1,30}', value):
     raise UserError(
       f'{key}={value} in the config argument is not a whole number.'
-    ) from None
+    )
+  return int(value)
 
 
 def base(

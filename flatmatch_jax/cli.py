@@ -1,31 +1,67 @@
 """What the commands share: wrong input ends in one line, not a traceback."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
 import sys
+import warnings
 
 from absl import flags
 import ml_collections
 
-from flatmatch_jax.types import UserError
+from flatmatch_jax import logging
+from flatmatch_jax.types import UserError, did_you_mean
+
+# What absl says of a wrong type, and what the user should read.
+_TYPES = {
+  'literal for int': 'is not a whole number',
+  'string to float': 'is not a number',
+  'Non-boolean': 'is neither true nor false',
+  'as a ConfigDict': 'replaces a group of fields, which are set one by one',
+}
+
+_REFUSALS = {
+  errno.EACCES: 'change its permissions, or name another place',
+  errno.EPERM: 'change its permissions, or name another place',
+  errno.EROFS: 'name a place that can be written',
+  errno.ENOSPC: 'free some space, or name another place',
+  errno.EDQUOT: 'free some space, or name another place',
+  errno.ENOTDIR: 'name a folder, not a file',
+  errno.EISDIR: 'name a file, not a folder',
+  errno.EEXIST: 'name another place',
+  errno.ENAMETOOLONG: 'choose a shorter name',
+}
 
 
 @contextlib.contextmanager
 def errors_as_lines():
-  """Prints a UserError as one line and exits with 2; others stay tracebacks."""
+  """Prints a UserError as one line and exits with 2; others stay tracebacks.
+
+  So do refusals of the operating system that are not the program's fault.
+  """
+  # Of files that are skipped, or read all the same.
+  warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     yield
   except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    sys.exit(2)
+    _end(error)
   except BrokenPipeError:  # Such as by `| head`; nobody reads on.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
+  except OSError as error:
+    if error.errno not in _REFUSALS:
+      raise
+    _end(f'{error}; {_REFUSALS[error.errno]}.')
   except KeyboardInterrupt:
     print('Stopped by Ctrl-C.', file=sys.stderr)
     sys.exit(130)
+
+
+def _end(reason):
+  print(f'error: {logging.printable(str(reason))}', file=sys.stderr)
+  sys.exit(2)
 
 
 def set_default_config(path: pathlib.Path) -> None:
@@ -46,17 +82,22 @@ def parse_flags(argv: list[str]) -> list[str]:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
     # ml_collections wraps an error inside a config file in its traceback.
-    raise UserError(str(error).rsplit('UserError: ')[-1].strip()) from None
-  except (AttributeError, KeyError) as error:  # No such field to override.
-    text = str(error)
-    match = re.search(r'lookup: ([\w.]+)', text) or re.search(r'(\w+)', text)
-    field = match[1] if match else text
+    text = str(error).rsplit('UserError: ')[-1].strip()
+    raise UserError(_in_words(text)) from None
+  except UserError:
+    raise
+  except (AttributeError, KeyError, ValueError):  # No such field to override.
     # Once more without overrides, to see what could have been written.
-    sys.argv = [arg for arg in sys.argv if not arg.startswith('--config.')]
+    overrides = [re.match(r'--?config\.([^=]*)', arg) for arg in argv]
+    pairs = list(zip(argv, overrides, strict=True))
+    sys.argv = [arg for arg, override in pairs if not override]
     flags.FLAGS(sys.argv)
-    known = ', '.join(_fields(flags.FLAGS['config'].value))
+    known = list(_fields(flags.FLAGS['config'].value))
+    given = [override[1] for override in overrides if override]
+    field = next(name for name in given if name not in known)
     raise UserError(
-      f'The config has no field {field!r}. Known fields: {known}.'
+      f'The config has no field {field!r}; set one by --config.FIELD=VALUE. '
+      f'Known fields: {", ".join(known)}.{did_you_mean(field, known)}'
     ) from None
   if len(rest) > 1:
     raise UserError(
@@ -66,13 +107,27 @@ def parse_flags(argv: list[str]) -> list[str]:
   return rest
 
 
+def _in_words(text):
+  """What absl says of a value that is not of the type of its field."""
+  match = re.match(r'flag --(config\.([\w.]+))=(.*?): (.*)', text, re.DOTALL)
+  if not match:
+    return text
+  name, field, value, reason = match.groups()
+  rule = next((rule for key, rule in _TYPES.items() if key in reason), reason)
+  remedy = f'set --{name}'
+  if field == 'labels':
+    remedy = f'choose it with the file: --config FILE.py:labels={value}'
+  return f'--{name}={value} {rule}; {remedy}.'
+
+
 def _check_file(argv):
   """ml_collections would tell only when the config is used."""
   for arg, following in zip(argv, [*argv[1:], ''], strict=True):
-    name, _, value = arg.lstrip('-').partition('=')
+    name, equals, value = arg.lstrip('-').partition('=')
     if name != 'config':
       continue
-    path = pathlib.Path(re.split(r'(?<=\.py):', value or following)[0])
+    value = value if equals else following
+    path = pathlib.Path(re.split(r'(?<=\.py):', value)[0])
     if not path.is_file():
       beside = sorted(p.name for p in path.parent.glob('*.py'))
       raise UserError(

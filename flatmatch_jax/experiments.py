@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flatmatch_jax import cli, data, forward, methods, program, recipes, train
 from flatmatch_jax import config as config_lib
 from flatmatch_jax.paper_tables import NAMES, TABLES, TITLES
-from flatmatch_jax.types import Batch, DatasetInfo, UserError
+from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -348,6 +348,7 @@ def _chosen(names):
     if table not in (*TABLES, 'all'):
       raise UserError(
         f'Unknown table {table!r}. Known: {", ".join(TABLES)}, and all.'
+        + did_you_mean(table, TABLES)
       )
   return list(TABLES) if 'all' in names else names
 

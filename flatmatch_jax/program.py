@@ -17,10 +17,13 @@ from flatmatch_jax import (
   sharding,
   train_step,
 )
+from flatmatch_jax import config as config_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, streaming
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir
+
+_MAX_SIDE = 2**14  # Pixels of an image that a workdir may ask for.
 
 
 class Program(NamedTuple):
@@ -133,6 +136,8 @@ class Run(NamedTuple):
 def load_run(files: Workdir, which: str = 'latest') -> Run:
   """The 'latest' or 'best' checkpoint of a run, ready to classify."""
   config, dataset = files.config(), files.read('dataset.json')
+  config_lib.check_fields(config)
+  _check_dataset(files, dataset)
   checkpoints = Checkpoints(files.checkpoints, read_only=True)
   step = checkpoints.step_of(which)
   info = DatasetInfo(
@@ -153,3 +158,25 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
       f'{", ".join(dataset["class_names"])}; put back the one that belongs.'
     )
   return Run(config, dataset, state, program.classify)
+
+
+def _check_dataset(files, dataset):
+  """The fields of dataset.json that are used, which anyone may have edited."""
+  match dataset:
+    case {
+      'class_names': [_, _, *_] as names,
+      'image_shape': [int(height), int(width), 1 | 3],
+      'num_train': int(train),
+      'num_unlabeled': int(unlabeled),
+      'test_share': int(share) | float(share),
+    } if (
+      all(isinstance(name, str) for name in names)
+      and 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE
+      and 1 <= unlabeled <= train < 2**31
+      and 0.5 <= share <= 1
+    ):
+      return
+  raise UserError(
+    f'{files.path / "dataset.json"} does not describe the data of a run; put '
+    'back the one that main.py wrote.'
+  )

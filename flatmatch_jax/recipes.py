@@ -10,7 +10,7 @@ import inspect
 from typing import NamedTuple
 
 from flatmatch_jax.perturb import Perturbation, ascent, last, memory
-from flatmatch_jax.types import Losses, UserError
+from flatmatch_jax.types import Losses, UserError, did_you_mean
 
 
 class Recipe(NamedTuple):
@@ -71,7 +71,7 @@ def parse(name: str, methods) -> tuple[str, str]:
     raise UserError(
       f'Unknown method {name!r}. Known methods: {", ".join(methods)}; '
       f'recipes: {", ".join(recipes)}; and any method+recipe, such as '
-      'fixmatch+flatmatch.'
+      f'fixmatch+flatmatch.{did_you_mean(name, [*methods, *recipes])}'
     )
   return method, recipe
 

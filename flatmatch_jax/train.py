@@ -15,6 +15,7 @@ from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
   interrupt,
   logging,
+  memory,
   plots,
   pretrained,
   results,
@@ -42,12 +43,25 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   dataset = data_lib.from_config(config)
   split = choose_split(config, dataset)
   fix_at = step_of_fixing(config, len(split.labeled))
+
+  # Functions; all that can be refused is, before anything is written.
+  mesh = sharding.make_mesh()
+  everywhere = sharding.replicated(mesh)
+  image_shape = dataset.train_images.shape[1:]
+  info = DatasetInfo(
+    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
+  )
+  program = program_lib.create(config, info, image_shape)
+  init = jax.jit(program.init, out_shardings=everywhere)
+  shapes = init.eval_shape(jax.random.key(config.seed))
+  memory.check(config, shapes, image_shape, len(program.views))
+  weights = None
+  if config.pretrained and not files.has_steps():
+    weights = read_weights(config.pretrained, shapes.params)
   write_description(files, config, dataset, split)
   selection = results.selection(len(dataset.test_labels), config.num_val)
 
-  # Devices and functions.
-  mesh = sharding.make_mesh()
-  everywhere = sharding.replicated(mesh)
+  # Devices.
   held_out = evaluation_sets(dataset, split, everywhere)
   over_batch = sharding.over_batch(mesh)
   data: resident.Resident | streaming.Streaming
@@ -57,12 +71,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     data = resident.place(dataset, split, everywhere)
     # The one copy; the test images are in `held_out`.
     dataset = dataset._replace(train_images=data.images, test_images=None)
-  info = DatasetInfo(
-    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
-  )
-  program = program_lib.create(config, info, dataset.train_images.shape[1:])
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
-  init = jax.jit(program.init, out_shardings=everywhere)
   state = init(jax.random.key(config.seed))
 
   # Where the run stands.
@@ -72,7 +81,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     state, notes = checkpoints.restore(at, state)
     logging.say(f'Going on from step {at} of {config.steps}.')
   elif config.pretrained:
-    state = start_from(config.pretrained, state)
+    weights = weights or read_weights(config.pretrained, shapes.params)
+    state = start_from(weights, state)
   start = int(state.step)
   files.cut_metrics(start)
   least = min(results.history(files.metrics(), selection), default=math.inf)
@@ -185,12 +195,23 @@ def open_feed(config, views, data, start, sharding):
   return Prefetch(source, sharding)
 
 
-def start_from(path: str, state):
-  """The state with weights from a file, in the average too."""
-  params, report = pretrained.load(os.path.expanduser(path), state.params)
+def read_weights(path: str, shapes):
+  """The parameters of a file; those that it has not stay shapes."""
+  params, report = pretrained.load(os.path.expanduser(path), shapes)
   logging.say(f'{path}: {report.describe()}')
-  params = jax.device_put(
-    params, jax.tree.map(lambda x: x.sharding, state.params)
+  return params
+
+
+def start_from(weights, state):
+  """The state with weights from a file, in the average too."""
+  params = jax.tree.map(
+    lambda new, drawn: (
+      drawn
+      if isinstance(new, jax.ShapeDtypeStruct)
+      else jax.device_put(new, drawn.sharding)
+    ),
+    weights,
+    state.params,
   )
   return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
 

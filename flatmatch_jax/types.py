@@ -4,6 +4,7 @@ Dimension letters: B labeled batch, U unlabeled batch, H W C image, K classes,
 D features, N examples of the training set.
 """
 
+import difflib
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -76,3 +77,9 @@ class UserError(ValueError):
 
   The message names the value, the rule and the remedy.
   """
+
+
+def did_you_mean(name: str, known) -> str:
+  """A sentence with the nearest of the `known` names; empty if none is near."""
+  near = difflib.get_close_matches(name, list(known), 1)
+  return f' Did you mean {near[0]!r}?' if near else ''

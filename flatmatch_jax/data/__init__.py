@@ -86,7 +86,13 @@ def from_config(config) -> Dataset:
   dataset = load(
     config.dataset, config.data_dir, **{name: config[name] for name in fields}
   )
-  channels = dataset.train_images.shape[-1]
+  *sides, channels = dataset.train_images.shape[1:]
+  resident = isinstance(dataset.train_images, np.ndarray)
+  if resident and config.pad >= min(sides):
+    raise UserError(
+      f'config.pad={config.pad} must be below the {min(sides)} pixels of the '
+      'smaller side of the images; set --config.pad.'
+    )
   for name in ('mean', 'std'):
     if len(config[name]) not in (1, channels):
       raise UserError(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from flatmatch_jax import losses
 from flatmatch_jax.methods.base import Method
-from flatmatch_jax.types import Losses, PseudoLabels
+from flatmatch_jax.types import Losses, PseudoLabels, UserError
 
 
 class FreeMatchState(NamedTuple):
@@ -35,6 +35,11 @@ def freematch(
   On SVHN the thresholds are held between two bounds, after `warmup_steps` on
   labeled images alone that leave the averages where they start.
   """
+  if min_threshold > max_threshold:
+    raise UserError(
+      f'min_threshold={min_threshold} is above max_threshold={max_threshold}; '
+      'set either in config.method_args.'
+    )
 
   def init(rng, variables, info):
     del rng, variables

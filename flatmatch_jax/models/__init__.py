@@ -11,11 +11,13 @@ from flatmatch_jax.models.wide_resnet import WideResNet
 from flatmatch_jax.types import UserError
 
 _KNOWN = (
-  'wrn_DEPTH_WIDTH with DEPTH = 6n + 4, such as wrn_10_1, wrn_28_2, wrn_28_8; '
+  'wrn_DEPTH_WIDTH with DEPTH = 6n + 4 up to 1000 and WIDTH up to 100, such as '
+  'wrn_10_1, wrn_28_2, wrn_28_8; '
   'wrn_37_WIDTH with four stages and WIDTH > 1, such as wrn_37_2; resnet_50; '
   'vit_tiny_PATCH, vit_small_PATCH and vit_base_PATCH, such as vit_small_2, '
   'vit_base_16'
 )
+_MAX_DEPTH, _MAX_WIDTH = 1000, 100  # Tracing takes time for each layer.
 _DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 _VITS: dict[str, dict[str, Any]] = {
   'tiny': {'size': 192, 'num_heads': 3, 'drop_path': 0.1},
@@ -45,19 +47,20 @@ def create(
   }
   if name == 'resnet_50':
     return ResNet(num_classes, bn_momentum=bn_momentum, **common)
-  if match := re.fullmatch(r'vit_(tiny|small|base)_([1-9]\d*)', name):
+  if match := re.fullmatch(r'vit_(tiny|small|base)_([1-9][0-9]{0,3})', name):
     size, patch = match.groups()
     return VisionTransformer(
       num_classes, patch=int(patch), **_VITS[size], **common
     )
-  if match := re.fullmatch(r'wrn_(\d+)_(\d+)', name):
+  if match := re.fullmatch(r'wrn_([0-9]{1,4})_([0-9]{1,3})', name):
     depth, width = map(int, match.groups())
     strides: tuple[int, ...] = (1, 2, 2)
     blocks, rest = divmod(depth - 4, 6)
     if depth == 37:  # 1 stem + 4 stages of 4 blocks of 2 + 4 shortcuts.
       # At width 1 the first shortcut, with a stride, would be no convolution.
       blocks, rest, strides = 4, int(width == 1), (2, 2, 2, 2)
-    if not rest and blocks >= 1 and width >= 1:
+    small = depth <= _MAX_DEPTH and width <= _MAX_WIDTH
+    if small and not rest and blocks >= 1 and width >= 1:
       return WideResNet(
         num_classes,
         blocks=blocks,
