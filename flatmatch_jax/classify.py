@@ -50,15 +50,29 @@ def report(probabilities, labels) -> dict:
   ).reshape(classes, classes)  # Rows are the truth.
   total, right = confusion.sum(1), np.diagonal(confusion)
   class_errors = 100.0 * (total - right) / np.where(total, total, np.nan)
-  confidence = probabilities.max(-1)
-  bins = np.minimum((confidence * 15).astype(int), 14)
-  gaps = np.bincount(bins, confidence - (guess == labels), 15)
+  bins = reliability(probabilities, labels)
+  gaps = np.abs(bins['confidence'] - bins['accuracy'])
   return {
     'error': 100.0 * int(total.sum() - right.sum()) / len(labels),
     'balanced_error': float(np.nanmean(class_errors)),
-    'calibration_error': float(100 * np.abs(gaps).sum() / len(labels)),
+    'calibration_error': float(100 * np.sum(bins['share'] * gaps)),
     'class_errors': [None if np.isnan(e) else float(e) for e in class_errors],
     'confusion': confusion.tolist(),
+  }
+
+
+def reliability(probabilities, labels, bins: int = 15) -> dict[str, np.ndarray]:
+  """Images by confidence, in bins of equal width: what share of all they are,
+  and their mean confidence and accuracy, 0 in a bin without images."""
+  confidence = probabilities.max(-1)
+  right = probabilities.argmax(-1) == np.asarray(labels)
+  number = np.minimum((confidence * bins).astype(int), bins - 1)
+  count = np.bincount(number, minlength=bins)
+  mean = lambda values: np.bincount(number, values, bins) / np.maximum(count, 1)
+  return {
+    'share': count / len(confidence),
+    'confidence': mean(confidence),
+    'accuracy': mean(right),
   }
 
 

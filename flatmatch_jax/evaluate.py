@@ -37,19 +37,10 @@ def describe(step, found, names, which) -> str:
   return '\n'.join(lines)
 
 
-def main():
-  parser = argparse.ArgumentParser(description='Test error of a run.')
-  parser.add_argument('--workdir', required=True, help='folder of the run')
-  parser.add_argument(
-    '--checkpoint', default='latest', help='latest (default) or best'
-  )
-  parser.add_argument('--data_dir', help='folder of the data, if it has moved')
-  args = parser.parse_args()
-
-  files = Workdir(args.workdir)
-  run = program.load_run(files, args.checkpoint)
-  if args.data_dir:
-    run.config.data_dir = args.data_dir
+def load_data(run: program.Run, data_dir: str | None) -> data.Dataset:
+  """The data a run was trained on, now in `data_dir` if that is given."""
+  if data_dir:
+    run.config.data_dir = data_dir
   dataset = data.from_config(run.config)
   here = {
     'class_names': list(dataset.class_names),
@@ -61,16 +52,36 @@ def main():
         f'The run was trained with {name} {run.dataset[name]}, but the data '
         f'now have {value}; give the data it was trained on with --data_dir.'
       )
-  images, labels, kind = dataset.test_images, dataset.test_labels, 'test'
-  if not len(labels):
-    held_out = np.array(files.read('split.json')['validation'], np.int64)
-    images, labels = dataset.train_images[held_out], dataset.train_labels
-    labels, kind = labels[held_out], 'validation'
-  if not len(labels):
+  return dataset
+
+
+def choose_images(files: Workdir, run: program.Run, dataset: data.Dataset):
+  """Images, labels and whether they are 'test' or 'validation' images."""
+  if len(dataset.test_labels):
+    return dataset.test_images, dataset.test_labels, 'test'
+  held_out = np.array(files.read('split.json')['validation'], np.int64)
+  if not len(held_out):
     raise UserError(
       f'{run.config.dataset} in {run.config.data_dir} has no test images, and '
       'none were held out in training by config.num_val.'
     )
+  images, labels = dataset.train_images, dataset.train_labels
+  return images[held_out], labels[held_out], 'validation'
+
+
+def main():
+  parser = argparse.ArgumentParser(description='Test error of a run.')
+  parser.add_argument('--workdir', required=True, help='folder of the run')
+  parser.add_argument(
+    '--checkpoint', default='latest', help='latest (default) or best'
+  )
+  parser.add_argument('--data_dir', help='folder of the data, if it has moved')
+  args = parser.parse_args()
+
+  files = Workdir(args.workdir)
+  run = program.load_run(files, args.checkpoint)
+  dataset = load_data(run, args.data_dir)
+  images, labels, kind = choose_images(files, run, dataset)
   found = classify.evaluate(run.classify, run.state, images, labels)
   step, names = int(run.state.step), dataset.class_names
   files.write('evaluation.json', {'step': step, 'images': kind, **found})

@@ -91,10 +91,10 @@ class Cell(NamedTuple):
     )
 
   def config(self, seed: int = 0) -> Any:
-    return _load(f'{self.dataset}.py', self.argument(seed))
+    return load_config(f'{self.dataset}.py', self.argument(seed))
 
 
-def _load(file: str, argument: str):
+def load_config(file: str, argument: str):
   path = ROOT / 'configs' / file
   if not path.is_file():
     raise UserError(

@@ -19,6 +19,23 @@ def history(rows: list[dict], key: str) -> list[float]:
   return [row[key] for row in rows if key in row]
 
 
+def errors(rows: list[dict]) -> dict[str, float]:
+  """Last, median and best, of the rows of metrics.jsonl, in percent."""
+  found: dict[str, float] = {}
+  for key in ('error', 'val_error'):
+    if values := history(rows, key):
+      found |= {
+        f'{key}_last': values[-1],
+        f'{key}_median20': statistics.median(values[-20:]),
+        f'{key}_best': min(values),
+      }
+  both = [row for row in rows if {'error', 'val_error'} <= row.keys()]
+  if both:  # Chosen without looking at the test set; of equals the last.
+    chosen = min(reversed(both), key=lambda row: row['val_error'])
+    found |= {'error_selected': chosen['error']}
+  return found
+
+
 def summarize(config, files, num_labeled, seconds, speed) -> dict:
   """The content of result.json; errors of the averaged weights, in percent."""
   result = {
@@ -29,22 +46,14 @@ def summarize(config, files, num_labeled, seconds, speed) -> dict:
     'split_seed': config.split_seed,
     'steps': config.steps,
   }
-  rows = files.metrics()
-  for key in ('error', 'val_error'):
-    if errors := history(rows, key):
-      result |= {
-        f'{key}_last': errors[-1],
-        f'{key}_median20': statistics.median(errors[-20:]),
-        f'{key}_best': min(errors),
-      }
-  both = [row for row in rows if {'error', 'val_error'} <= row.keys()]
-  if both:  # Chosen without looking at the test set; of equals the last.
-    chosen = min(reversed(both), key=lambda row: row['val_error'])
-    result |= {'error_selected': chosen['error']}
-  return result | {
-    'seconds': round(seconds, 1),
-    'images_per_second': speed and round(speed, 1),
-  }
+  return (
+    result
+    | errors(files.metrics())
+    | {
+      'seconds': round(seconds, 1),
+      'images_per_second': speed and round(speed, 1),
+    }
+  )
 
 
 def describe(files: Workdir) -> str:

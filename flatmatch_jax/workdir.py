@@ -85,7 +85,7 @@ class Workdir:
       raise UserError(f'--workdir {self.path} is a file; name a folder.')
     if not self.has('config.json') or not self.has_steps():
       return
-    there, here = _flatten(self.read('config.json')), _flatten(as_dict(config))
+    there, here = flatten(self.read('config.json')), flatten(as_dict(config))
     different = [
       f'{key} ({there.get(key, "absent")} there, {here.get(key, "absent")} now)'
       for key in sorted(there | here)
@@ -147,10 +147,10 @@ def _finite(value):
   return value
 
 
-def _flatten(tree, prefix=''):
+def flatten(tree, prefix='') -> dict:
   if not isinstance(tree, dict):
     return {prefix[:-1]: tree}
   flat: dict = {}
   for key, value in tree.items():
-    flat |= _flatten(value, f'{prefix}{key}.')
+    flat |= flatten(value, f'{prefix}{key}.')
   return flat

@@ -15,6 +15,7 @@ import pytest
 import test_run
 
 from flatmatch_jax import cli, data, evaluate, predict, program
+from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.workdir import Workdir
 
 
@@ -120,6 +121,25 @@ def test_unknown_checkpoint_is_refused(call, workdir):
     evaluate, '--workdir', workdir, '--checkpoint', 'first'
   )
   assert_line(code, stderr, "'first'", 'latest', 'best')
+
+
+# Report.
+
+
+def test_report_shows_what_the_network_says(call, workdir, tmp_path):
+  """Its predictions have the error that the run logged."""
+  out = tmp_path / 'page.html'
+  code, stdout, stderr = call(report, '--workdir', workdir, '--out', out)
+  assert (code, stderr) == (0, '')
+  assert str(out) in stdout
+  page, result = out.read_text(), Workdir(workdir).read('result.json')
+  assert (
+    '360 test images, by the averaged weights at step 16: error '
+    f'{result["error_last"]:.2f}%'
+  ) in page
+  # Six rows of six views, and examples.
+  assert page.count('of training image') == 36
+  assert page.count(', predicted ') > 24
 
 
 # Predict.

@@ -51,6 +51,12 @@ def pairs(images: np.ndarray, pad: int, flip: bool) -> dict[str, np.ndarray]:
   return rows
 
 
+def spread(labels: np.ndarray, count: int) -> np.ndarray:
+  """Rows over all classes, where images come class by class."""
+  known = max(count, int(np.sum(labels >= 0)))
+  return np.linspace(0, known - 1, count).astype(int)
+
+
 def sheet(rows: dict[str, np.ndarray], size: int = 48) -> Image.Image:
   """Lays rows of uint8 images under each other, their names beside them."""
   step = size + GAP
@@ -85,10 +91,7 @@ def main():
   config.data_dir = args.data_dir or config.data_dir
   config_lib.check_fields(config)
   dataset = data.from_config(config)
-  # Over all classes, where images come class by class.
-  known = max(COLUMNS, int(np.sum(dataset.train_labels >= 0)))
-  index = np.linspace(0, known - 1, COLUMNS).astype(int)
-  images = dataset.train_images[index][:]
+  images = dataset.train_images[spread(dataset.train_labels, COLUMNS)][:]
   rows = operations(images[0]) | pairs(images, config.pad, config.flip)
   with files.replacing(args.out) as file:
     sheet(rows).save(file, format='PNG')

@@ -1,0 +1,88 @@
+"""A run as one page to look at, or several side by side.
+
+  python -m flatmatch_jax.report --workdir DIR [DIR ...] [--out FILE]
+
+The page needs no other file and no network. Of one run: curves, predictions,
+examples and configuration, in DIR/report.html. Of several: a table of means
+over seeds and curves, in report.html in the folder that they lie in, with the
+table as .csv and .tex beside it.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+
+from flatmatch_jax import cli
+from flatmatch_jax.report import comparison, export, predictions, runs, single
+from flatmatch_jax.types import UserError
+
+
+def main():
+  parser = argparse.ArgumentParser(description='A page about runs.')
+  parser.add_argument(
+    '--workdir', required=True, nargs='+', help='folders of runs'
+  )
+  parser.add_argument('--out', help='HTML file; by default report.html there')
+  parser.add_argument('--data_dir', help='folder of the data, if it has moved')
+  args = parser.parse_args()
+  # One named twice, as by runs/* and runs/a, counts once.
+  paths = {pathlib.Path(path).resolve(): path for path in args.workdir}
+  found = [runs.read(path) for path in paths.values()]
+  out = pathlib.Path(args.out or default_out(found))
+  if out.suffix != '.html':
+    raise UserError(f'--out {out} must be a file that ends in .html.')
+  if len(found) == 1:
+    write(out, one_page(found[0], args.data_dir))
+    print(f'The report is in {out}')
+    return
+  if args.data_dir:
+    raise UserError(
+      f'--data_dir {args.data_dir} is for the report of one --workdir; of '
+      'several no images are shown.'
+    )
+  groups = comparison.group(found)
+  tables = {
+    out.with_suffix('.csv'): export.as_csv(groups),
+    out.with_suffix('.tex'): export.as_latex(groups),
+  }
+  named = {path.name: text for path, text in tables.items()}
+  for path, text in (tables | {out: comparison.render(groups, named)}).items():
+    write(path, text)
+  print(f'The report is in {out}, its table also in {" and ".join(named)}')
+
+
+def default_out(found: list[runs.RunFiles]) -> pathlib.Path:
+  """In the run's folder, or in the one that the runs' folders lie in."""
+  paths = [run.files.path for run in found]
+  if len(paths) == 1:
+    return paths[0] / 'report.html'
+  parents = [path.parent for path in paths]
+  return pathlib.Path(os.path.commonpath(parents)) / 'report.html'
+
+
+def one_page(run: runs.RunFiles, data_dir: str | None) -> str:
+  """The page of a run; what cannot be had is told there and on the screen."""
+  try:
+    found, reason = predictions.predict(run.files, data_dir), ''
+  except UserError as error:
+    found, reason = None, str(error)
+    print(f'No predictions in the report: {reason}', file=sys.stderr)
+  return single.render(run, found, reason)
+
+
+def write(path: pathlib.Path, text: str) -> None:
+  """Whole or not at all."""
+  temporary = path.with_name(f'{path.name}.tmp')
+  try:
+    temporary.write_text(text, encoding='utf-8')
+    temporary.replace(path)
+  except OSError as error:
+    raise UserError(
+      f'Cannot write {path}: {error.strerror}. Choose a file with --out.'
+    ) from error
+
+
+if __name__ == '__main__':
+  with cli.errors_as_lines():
+    main()

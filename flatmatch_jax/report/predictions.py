@@ -1,0 +1,77 @@
+"""What a run's network says about images it has not learned from."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flatmatch_jax import classify, evaluate, program
+from flatmatch_jax.data import Dataset, preview
+
+EXAMPLES = 12
+SAMPLES = 6  # Images whose augmentations are shown.
+
+
+class Examples(NamedTuple):
+  """Images, and the rows of the test set that they are."""
+
+  images: np.ndarray  # uint8 [N, H, W, C]
+  rows: np.ndarray  # [N]
+
+
+class Predictions(NamedTuple):
+  """Of the averaged weights of a checkpoint."""
+
+  step: int
+  kind: str  # 'test' or 'validation' images.
+  labels: np.ndarray  # [N]
+  probabilities: np.ndarray  # [N, K]
+  examples: dict[str, Examples]
+  views: dict[str, np.ndarray]  # Rows of augmented images, by name.
+  streams: bool
+
+  @property
+  def report(self) -> dict:
+    return classify.report(self.probabilities, self.labels)
+
+
+def predict(files, data_dir: str | None = None) -> Predictions:
+  """Runs the latest checkpoint over the images that `evaluate` takes."""
+  run = program.load_run(files)
+  dataset = evaluate.load_data(run, data_dir)
+  images, labels, kind = evaluate.choose_images(files, run, dataset)
+  state = run.state
+  (probabilities,) = run.classify([state.ema_params], state.batch_stats, images)
+  return Predictions(
+    step=int(state.step),
+    kind=kind,
+    labels=np.asarray(labels),
+    probabilities=probabilities,
+    examples={
+      name: Examples(images[index][:], index)
+      for name, index in choose(probabilities, np.asarray(labels)).items()
+    },
+    views=augmented(run.config, dataset),
+    streams=not isinstance(dataset.train_images, np.ndarray),
+  )
+
+
+def choose(probabilities, labels) -> dict[str, np.ndarray]:
+  """Which images to show, by why: rows of the test set."""
+  guess, confidence = probabilities.argmax(-1), probabilities.max(-1)
+  order = np.argsort(-confidence, kind='stable')
+  right = order[guess[order] == labels[order]]
+  wrong = order[guess[order] != labels[order]]
+  spread = np.linspace(0, len(right) - 1, min(EXAMPLES, len(right)))
+  chosen = {
+    'Wrong, the most confident first': wrong[:EXAMPLES],
+    'Right, the least confident first': right[::-1][:EXAMPLES],
+    'Right, over all confidences': right[spread.astype(int)],
+  }
+  return {name: index for name, index in chosen.items() if len(index)}
+
+
+def augmented(config, dataset: Dataset) -> dict[str, np.ndarray]:
+  """Training images, with weak and strong draws as the run takes them."""
+  index = preview.spread(dataset.train_labels, SAMPLES)
+  images = np.asarray(dataset.train_images[index][:])
+  return preview.pairs(images, config.pad, config.flip)

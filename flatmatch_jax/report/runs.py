@@ -1,0 +1,89 @@
+"""A run as its folder tells it, finished or not."""
+
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+from flatmatch_jax import results
+from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import Workdir
+
+# Datasets whose images depend on more than their name.
+_OWN = {'folder': 'data_dir', 'npz': 'data_dir', 'tfds': 'tfds_name'}
+
+
+class RunFiles(NamedTuple):
+  """What a run left so far; a file that is not there yet is empty."""
+
+  files: Workdir
+  config: dict[str, Any]
+  dataset: dict[str, Any]  # dataset.json
+  split: dict[str, Any]  # split.json
+  versions: dict[str, str]
+  rows: list[dict[str, Any]]  # metrics.jsonl
+  result: dict[str, Any]  # result.json, or of its errors those so far.
+  finished: bool
+
+  @property
+  def step(self) -> int:
+    return self.rows[-1]['step'] if self.rows else 0
+
+  @property
+  def labels(self) -> int | str:
+    """How many images are labeled."""
+    return len(self.split['labeled']) if self.split else self.config['labels']
+
+  @property
+  def data(self) -> str:
+    """The dataset's name; of the user's own, which one."""
+    name = self.config['dataset']
+    if name not in _OWN:
+      return name
+    value = str(self.config[_OWN[name]])
+    return f'{name} {os.path.basename(value.rstrip("/"))}'
+
+  @property
+  def status(self) -> str:
+    if self.finished:
+      return 'finished'
+    return f'unfinished, at step {self.step:,} of {self.config["steps"]:,}'
+
+
+def read(path: str) -> RunFiles:
+  """Reads a workdir; UserError if it is not one."""
+  if pathlib.Path(path).is_file():
+    raise UserError(
+      f'--workdir {path} is a file; name folders of runs, such as runs/*/.'
+    )
+  files = Workdir(path)
+  config = files.read('config.json')
+  if not isinstance(config, dict) or not {'dataset', 'method'} <= set(config):
+    raise UserError(
+      f'{files.path / "config.json"} is not the config of a run: it has no '
+      'dataset or no method. Give the --workdir of a `python main.py`.'
+    )
+  optional = lambda name: files.read(name) if files.has(name) else {}
+  rows, result = files.metrics(), optional('result.json')
+  return RunFiles(
+    files=files,
+    config=config,
+    dataset=optional('dataset.json'),
+    split=optional('split.json'),
+    versions=optional('versions.json'),
+    rows=rows,
+    result=result or results.errors(rows),
+    finished=bool(result),
+  )
+
+
+def series(rows: list[dict], key: str) -> tuple[list, list]:
+  """Steps and values of a metric, where it was logged; null stays None.
+
+  The used fraction is in percent, like what it stands beside.
+  """
+  factor = 100 if key == 'used_fraction' else 1
+  known = lambda value: isinstance(value, int | float)
+  there = [row for row in rows if key in row]
+  return [row['step'] for row in there], [
+    factor * row[key] if known(row[key]) else None for row in there
+  ]

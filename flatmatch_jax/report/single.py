@@ -1,0 +1,245 @@
+"""The page of one run."""
+
+import datetime
+import shlex
+
+import numpy as np
+
+from flatmatch_jax.report import charts, classes, gallery, reproduce
+from flatmatch_jax.report.page import (
+  Html,
+  card,
+  data_uri,
+  document,
+  grid,
+  join,
+  note,
+  scrolling,
+  table,
+  tag,
+)
+from flatmatch_jax.report.predictions import Predictions
+from flatmatch_jax.report.runs import RunFiles, series
+from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import flatten
+
+# Title, unit, and the metrics by the names of their lines.
+PANELS = (
+  (
+    'Error',
+    'error, %',
+    {
+      'error': 'test, averaged weights',
+      'error_raw': 'test, raw weights',
+      'val_error': 'validation, averaged weights',
+      'val_error_raw': 'validation, raw weights',
+    },
+  ),
+  (
+    'Loss',
+    'loss',
+    {
+      'labeled_loss': 'labeled, at θ',
+      'unlabeled_loss': 'unlabeled, at θ',
+      'worst_loss': 'worst row, at θ + ε',
+    },
+  ),
+  (
+    'Pseudo-labels',
+    charts.SHARE,
+    {
+      'used_fraction': 'used, of all',
+      'pseudo_label_accuracy': 'right, of the used',
+    },
+  ),
+  ('Threshold', 'threshold', {'threshold': 'threshold'}),
+  (
+    'Gradient norms',
+    'norm',
+    {'gradient_norm': 'gradient', 'offset_norm': 'offset ε'},
+  ),
+  (
+    'Calibration error',
+    'error, %',
+    {'calibration_error': 'test', 'val_calibration_error': 'validation'},
+  ),
+  ('Learning rate', 'learning rate', {'learning_rate': 'learning rate'}),
+)
+# Drawn elsewhere, or the same as another but for rare classes.
+_ELSEWHERE = ('step', 'class_histogram', 'balanced_error', 'val_balanced_error')
+_RECENT = 10  # Rows of metrics.jsonl that a histogram is the mean of.
+_UNITS = {'angle': 'angle, degrees', 'norm': 'norm', 'loss': 'loss'}
+
+
+def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
+  """The page. Without predictions the `reason` is told instead."""
+  config = run.config
+  title = f'{config["method"]} on {run.data}, {run.labels} labels'
+  sections = {
+    'Summary': summary(run, found),
+    'Curves': curves(run),
+    'Predictions': note(f'There are none: {reason}') if reason else Html(''),
+    'Examples': Html(''),
+    'Augmentations': Html(''),
+    'Analyses': analyses(run),
+    'Configuration': configuration(run),
+  }
+  if found:
+    names = run.dataset['class_names']
+    sections['Predictions'] = classes.section(found, names)
+    sections['Examples'] = gallery.examples(found, names)
+    sections['Augmentations'] = gallery.augmentations(found)
+  return document(title, header(run, title), sections)
+
+
+def header(run: RunFiles, title: str) -> Html:
+  config = run.config
+  facts = (
+    f'{config["model"]} · seed {config["seed"]}, labels drawn with '
+    f'{config["split_seed"]} · {config["steps"]:,} steps of '
+    f'{config["batch_size"]} + {config["unlabeled_batch_size"]} images'
+  )
+  if counts := run.dataset:
+    facts += (
+      f' · {run.labels} labeled, {counts["num_unlabeled"]:,} unlabeled and '
+      f'{counts["num_test"]:,} test images'
+    )
+  return tag(
+    'header',
+    tag('h1', title),
+    tag(
+      'p',
+      tag(
+        'span',
+        run.status,
+        class_='status' if run.finished else 'status unfinished',
+      ),
+      facts,
+    ),
+  )
+
+
+def summary(run: RunFiles, found: Predictions | None) -> Html:
+  result, tiles = run.result, []
+  percent = lambda value: f'{value:.2f}%'
+  for key, kind in (('error', 'test'), ('val_error', 'validation')):
+    for end, name in (
+      ('last', 'last'),
+      ('median20', 'median of the last 20'),
+      ('best', 'best'),
+    ):
+      if f'{key}_{end}' in result:
+        label = f'{kind} error, {name}'
+        tiles.append((label, percent(result[f'{key}_{end}'])))
+  if 'error_selected' in result:
+    label = 'test error where validation is best'
+    tiles.append((label, percent(result['error_selected'])))
+  if found:
+    error = percent(found.report['calibration_error'])
+    tiles.append((f'calibration error, {found.kind}', error))
+  if run.finished:
+    took = datetime.timedelta(seconds=round(result['seconds']))
+    tiles.append(('time, h:mm:ss', str(took)))
+    speed = result['images_per_second']
+    tiles.append(('training images a second', f'{speed or 0:,.0f}'))
+  else:
+    tiles.append(('steps so far', f'{run.step:,}'))
+  cells = [
+    tag('div', tag('dt', name), tag('dd', value)) for name, value in tiles
+  ]
+  return join(
+    tag('dl', *cells, class_='tiles'),
+    note(
+      'Errors are those of the averaged weights. “Best” is the lowest that '
+      'was seen on these images, as published code reports it; a fair choice '
+      'needs validation images (num_val).'
+    ),
+  )
+
+
+def curves(run: RunFiles) -> Html:
+  rows, known = run.rows, set(_ELSEWHERE)
+  panels = []
+  for title, unit, keys in PANELS:
+    known |= keys.keys()
+    lines = [_line(rows, key, name) for key, name in keys.items()]
+    panels.append(charts.curves(title, lines, unit))
+  for key in dict.fromkeys(key for row in rows for key in row):
+    if key not in known:
+      name = key.replace('_', ' ')
+      unit = next((u for word, u in _UNITS.items() if word in key), name)
+      line = _line(rows, key, name)
+      panels.append(charts.curves(name.capitalize(), [line], unit))
+  return grid(*panels, histogram(run))
+
+
+def _line(rows, key, name):
+  return charts.Line(name, *series(rows, key))
+
+
+def histogram(run: RunFiles) -> Html:
+  """The classes of pseudo-labels, used or not."""
+  rows = [r['class_histogram'] for r in run.rows if r.get('class_histogram')]
+  if not rows or 'class_names' not in run.dataset:
+    return Html('')
+  recent = rows[-_RECENT:]
+  shares = 100 * np.mean(recent, axis=0)
+  names = run.dataset['class_names']
+  return card(
+    'Pseudo-labels by class',
+    classes.bars(names, shares, 'share of the pseudo-labels'),
+    note=(
+      f'Share of the guesses, %: mean of the last {len(recent)} logged steps; '
+      f'equal shares would be {100 / len(names):.1f}.'
+    ),
+  )
+
+
+def analyses(run: RunFiles) -> Html:
+  """Figures that `python -m flatmatch_jax.analyze` left in analysis/."""
+  kinds = {'.png': 'image/png', '.svg': 'image/svg+xml'}
+  there = sorted(run.files.path.glob('analysis/**/*'))
+  figures: dict = {}
+  for path in there:
+    if path.suffix in kinds:
+      figures.setdefault(path.with_suffix(''), []).append(path)
+  cards = []
+  for stem, paths in figures.items():
+    path = min(paths, key=lambda path: path.stat().st_size)
+    name = stem.name.replace('_', ' ').capitalize()
+    image = tag(
+      'img', src=data_uri(kinds[path.suffix], path.read_bytes()), alt=name
+    )
+    cards.append(card(name, tag('div', image, class_='paper'), wide=True))
+  return grid(*cards)
+
+
+def configuration(run: RunFiles) -> Html:
+  try:
+    again = reproduce.command(run.config, 'runs/again')
+  except UserError as error:
+    again = f'# {error}'
+  lines = [again, f'python -m flatmatch_jax.report --workdir {_quoted(run)}']
+  items = lambda pairs: [[key, str(value)] for key, value in pairs.items()]
+  return join(
+    tag('h3', 'Command to reproduce'),
+    scrolling('commands', tag('pre', '\n'.join(lines))),
+    grid(
+      card(
+        'Fields',
+        table(
+          ['field', 'value'],
+          items(flatten(run.config)),
+          'configuration',
+        ),
+      ),
+      card(
+        'Versions',
+        table(['package', 'version'], items(run.versions), 'versions'),
+      ),
+    ),
+  )
+
+
+def _quoted(run):
+  return shlex.quote(str(run.files.path))
