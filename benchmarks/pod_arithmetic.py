@@ -1,0 +1,221 @@
+"""What the paper's runs ask of 8, 64 and 512 chips: arithmetic, no measurement.
+
+  python benchmarks/pod_arithmetic.py [--chip v5e] [--method flatmatch]
+
+Prints the table of docs/pods.md. The shapes are those of the real networks,
+traced; what is assumed stands in the constants below. A step takes as long as
+the resource that takes longest, as if all overlapped.
+"""
+
+import argparse
+import math
+import os
+import pathlib
+import sys
+from typing import NamedTuple
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.chips import CHIPS, Chip, batch_factor
+from flatmatch_jax import data, experiments, methods, models, recipes
+
+# Shares of the published peaks that a good program gets.
+OF_FLOPS = 0.4
+OF_BANDWIDTH = 0.7
+OF_LINKS = 0.7
+# Seconds that a collective takes however small it is, a hop of the torus.
+HOP = 1e-6
+# How often an output of a convolution or matrix passes to or from memory in a
+# forward pass: written, read for its moments, read and written normalized, read
+# by the next. A backward pass is two of these.
+MOVES = 5
+BYTES = 2  # Of an activation: bfloat16.
+# Of a host, for each of its chips: 224 virtual cores for the 8 of a v5e.
+CORES = 28
+# Weak crops, and pairs of weak and strong, that a core decodes in a second:
+# README.md, `benchmarks/input_speed.py`.
+CROPS, PAIRS = 192, 142
+STREAMED = ('imagenet', 'imagenet30')
+COUNTS = 8, 64, 512
+
+
+class Network(NamedTuple):
+  """What a network's shapes say."""
+
+  params: int
+  stats: int  # Means and variances of all BatchNorms.
+  norms: int  # BatchNorms.
+  outputs: int  # Numbers that convolutions and matrices give, an image.
+
+
+def network(config) -> Network:
+  """Traces the config's network on one image."""
+  _, shape = experiments.IMAGES[config.dataset]
+  classes = data.SOURCES[config.dataset].num_classes or 0
+  model = models.create(config.model, classes)
+  image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+  key = jax.eval_shape(jax.random.key, 0)
+  init = lambda key, image: model.init(key, image, train=True)
+  variables = jax.eval_shape(init, key, image)
+  apply = lambda variables, image: model.apply(variables, image, train=False)
+  traced = jax.make_jaxpr(apply)(variables, image)
+  count = lambda tree: sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+  stats = variables.get('batch_stats', {})
+  return Network(
+    params=count(variables['params']),
+    stats=count(stats),
+    norms=len(jax.tree.leaves(stats)) // 2,
+    outputs=_outputs(traced.jaxpr),
+  )
+
+
+def _outputs(jaxpr):
+  """Numbers that come out of convolutions and matrices, also of inner ones."""
+  total = 0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name in ('conv_general_dilated', 'dot_general'):
+      total += sum(math.prod(x.aval.shape) for x in equation.outvars)
+    for inner in jax.tree.leaves(
+      equation.params, is_leaf=lambda x: hasattr(x, 'jaxpr')
+    ):
+      if hasattr(inner, 'jaxpr'):
+        total += _outputs(inner.jaxpr)
+  return total
+
+
+class Step(NamedTuple):
+  """What one step of all chips asks for, and a chip holds."""
+
+  flops: float
+  accessed: float  # Bytes from and to memory, of all chips.
+  held: float  # Bytes in a chip's memory.
+  reduced: float  # Bytes of a chip's all-reduces.
+  collectives: int
+  decoded: float  # Core-seconds of the hosts.
+  images: int  # That the hosts decode.
+
+
+def step(config, net: Network, chips: int) -> Step:
+  """A step of the config's batch, which divides by the chips."""
+  method, recipe = recipes.parse(config.method, methods.METHODS)
+  worth = experiments.images_per_step(config, method, recipe)
+  under = recipe != 'plain'
+  labeled, unlabeled = config.batch_size, config.unlabeled_batch_size
+  # Parameters, gradient and momentum read and written, and the average; under
+  # FlatMatch also ε and a second gradient.
+  arrays = 7 + 4 * under
+  number, shape = experiments.IMAGES[config.dataset]
+  streamed = config.dataset in STREAMED
+  saved = BYTES * 2 * net.outputs * max(labeled, unlabeled) / chips
+  held = 4 * net.params * (5 + under) + saved
+  if not streamed:
+    held += number * math.prod(shape)
+  # Each backward pass reduces a gradient: one of FixMatch, two of FlatMatch.
+  # Each view's BatchNorms reduce moments, and twice as many numbers backward.
+  views, trained = 3, 2
+  gradients = 1 + under
+  moments = net.stats * (views + trained)
+  return Step(
+    flops=2 * experiments.MACS[config.model] * worth,
+    accessed=BYTES * MOVES * net.outputs * worth
+    + 4 * net.params * arrays * chips,
+    held=held,
+    reduced=4 * (gradients * net.params + moments) * (chips > 1),
+    collectives=(gradients + net.norms * (views + trained)) * (chips > 1),
+    decoded=streamed * (labeled / CROPS + unlabeled / PAIRS),
+    images=streamed * (labeled + unlabeled),
+  )
+
+
+def times(chip: Chip, asked: Step, chips: int) -> dict[str, float]:
+  """Seconds of a step by each resource."""
+  hops = 2 * math.isqrt(chips)  # Along both axes of a square and back.
+  return {
+    'compute': asked.flops / chips / (OF_FLOPS * chip.flops),
+    'memory': asked.accessed / chips / (OF_BANDWIDTH * chip.bandwidth),
+    'links': 2 * asked.reduced / (OF_LINKS * chip.links)
+    + asked.collectives * hops * HOP,
+    'input': asked.decoded / (CORES * chips),
+  }
+
+
+def row(config, net: Network, chip: Chip, chips: int) -> list[str]:
+  """A line of the table."""
+  config = config.copy_and_resolve_references()
+  factor = batch_factor((config.batch_size, config.unlabeled_batch_size), chips)
+  config.batch_size *= factor
+  config.unlabeled_batch_size *= factor
+  asked = step(config, net, chips)
+  spent = times(chip, asked, chips)
+  binds = max(spent, key=lambda name: spent[name])
+  seconds = spent[binds]
+  hosts = max(1, chips // 8)
+  ms = lambda name: f'{1e3 * spent[name]:.2f}'
+  return [
+    config.dataset,
+    config.model,
+    str(chips),
+    f'{config.batch_size} + {config.unlabeled_batch_size}',
+    f'{asked.flops / chips / 1e9:,.0f}',
+    ms('compute'),
+    ms('memory'),
+    f'{asked.held / 1e9:.2f}',
+    f'{asked.reduced / 1e6:.0f}',
+    ms('links'),
+    f'{asked.images / seconds / hosts:,.0f}' if asked.images else '–',
+    ms('input') if asked.images else '–',
+    binds + (', batch' if factor > 1 else ''),
+    f'{config.steps * seconds / 86400:.2f}',
+    f'{config.steps * seconds / 86400 / factor:.2f}' if factor > 1 else '',
+  ]
+
+
+HEAD = (
+  'dataset',
+  'network',
+  'chips',
+  'batch',
+  'GFLOP',
+  'compute ms',
+  'memory ms',
+  'held GB',
+  'all-reduced MB',
+  'links ms',
+  'images/s a host',
+  'input ms',
+  'binds',
+  'days',
+  'days, same images',
+)
+
+
+def configurations(method: str):
+  """One config for each dataset and network of the paper's tables."""
+  found = {}
+  for table in ('table1', 'imagenet30', 'imagenet'):
+    for cell in experiments.runs(table):
+      config = cell._replace(method=method).config()
+      found.setdefault((config.dataset, config.model), config)
+  return list(found.values())
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--chip', choices=CHIPS, default='v5e')
+  parser.add_argument('--method', default='flatmatch')
+  args = parser.parse_args()
+  lines = [HEAD, ['---'] * len(HEAD)]
+  for config in configurations(args.method):
+    net = network(config)
+    for chips in COUNTS:
+      lines.append(row(config, net, CHIPS[args.chip], chips))
+  for line in lines:
+    print(f'| {" | ".join(line)} |')
+
+
+if __name__ == '__main__':
+  main()

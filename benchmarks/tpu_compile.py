@@ -1,0 +1,213 @@
+"""What a training step costs on TPUs, by their own compiler, without a TPU.
+
+  pip install libtpu==0.0.42.*
+  python benchmarks/tpu_compile.py --config configs/cifar10.py:method=uda \\
+      --config.dtype=bfloat16 --topology v5e:2x2 --chips 1 --json FILE
+
+Compiles the step that `main.py` would run, sampling and augmentation included,
+for arrays without content. FLOPs, bytes, memory and collectives are those of
+one chip and one step. A batch that does not divide by the chips is multiplied
+until it does; the row says so. A row that the file has is not compiled again.
+
+The roofline is the least time that the chip's published peaks allow: the
+longest of FLOPs, bytes and collectives, as if they overlapped perfectly. Not a
+measurement. Loops count once, whatever their turns: those of RandAugment.
+float32 products are counted at the peak of bfloat16, in which TPUs multiply
+them by JAX's default.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5litepod-4')
+os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from absl import app, flags
+import jax
+from jax.experimental import topologies
+import jax.numpy as jnp
+from ml_collections import config_flags
+import numpy as np
+
+from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
+from flatmatch_jax import cli, experiments, hlo, sharding
+from flatmatch_jax import data as data_lib
+from flatmatch_jax import program as program_lib
+from flatmatch_jax.data import resident
+from flatmatch_jax.types import Batch, DatasetInfo, UserError
+
+
+def abstract_data(config, views, everywhere, over_batch):
+  """What a feed gives the step, as shapes: all images, or a step's."""
+  count, shape = experiments.IMAGES[config.dataset]
+  array = lambda where: (
+    lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+  )
+  if config.dataset not in ('imagenet', 'imagenet30'):
+    whole = array(everywhere)
+    labeled = count if config.labels == 'all' else config.labels
+    return resident.Resident(
+      images=whole(jnp.uint8, count, *shape),
+      labels=whole(jnp.int32, count),
+      labeled=whole(jnp.int32, labeled),
+      unlabeled=whole(jnp.int32, count),
+    )
+  split = array(over_batch)
+  images = lambda rows: split(jnp.uint8, rows, *shape)
+  number = lambda rows: split(jnp.int32, rows)
+  rows = config.batch_size
+  labeled = {'weak': images(rows), 'label': number(rows)}
+  rows = config.unlabeled_batch_size
+  unlabeled = {name: images(rows) for name in views}
+  return Batch(
+    labeled, unlabeled | {'index': number(rows), 'truth': number(rows)}
+  )
+
+
+def lower(config, mesh):
+  """The step as `train.py` compiles it, for the devices of `mesh`."""
+  count, shape = experiments.IMAGES[config.dataset]
+  classes = data_lib.SOURCES[config.dataset].num_classes or 0
+  program = program_lib.create(
+    config, DatasetInfo(classes, count, count), shape
+  )
+  everywhere = sharding.replicated(mesh)
+  over_batch = sharding.over_batch(mesh)
+  data = abstract_data(config, program.views, everywhere, over_batch)
+  streams = isinstance(data, Batch)
+  sample = program_lib.make_sample(config, program.views, over_batch, streams)
+  state = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+    jax.eval_shape(program.init, jax.eval_shape(jax.random.key, 0)),
+  )
+  step = lambda state, data: program.step(state, sample(data, state))
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=everywhere)
+  return jitted.lower(state, data)
+
+
+def make_mesh(topology: str, chips: int):
+  """The first `chips` of a topology, or all; and what one can do."""
+  kind = topology.partition(':')[0]
+  if kind not in CHIPS:
+    raise UserError(
+      f'Nothing is known of the chips of {topology!r}. Known: '
+      f'{", ".join(CHIPS)}; write such as v5e:2x2.'
+    )
+  try:
+    devices = topologies.get_topology_desc(topology, platform='tpu').devices
+  except Exception as error:
+    raise UserError(
+      f'There is no topology {topology!r}: {str(error).splitlines()[0]} '
+      "Without libtpu, `pip install 'libtpu==0.0.42.*'` first."
+    ) from error
+  # Some chips are two devices to JAX, each with its half.
+  halves = len(devices) / len({tuple(d.coords) for d in devices})
+  chip = Chip(*(value / halves for value in CHIPS[kind]))
+  chosen = np.array(devices[: chips or len(devices)])
+  axis = (jax.sharding.AxisType.Auto,)
+  return jax.sharding.Mesh(chosen, ('data',), axis_types=axis), chip
+
+
+def measure(config, mesh, chip: Chip, effort: float, out: str | None):
+  """Compiles the step; returns what the compiler says of it."""
+  began = time.process_time()
+  compiled = lower(config, mesh).compile(
+    {'exec_time_optimization_effort': effort}
+  )
+  seconds = time.process_time() - began
+  text = compiled.as_text()
+  if out:
+    pathlib.Path(out).write_text(text)
+  sent = hlo.totals(hlo.collectives(text))
+  cost: Any = compiled.cost_analysis()
+  memory: Any = compiled.memory_analysis()
+  held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+  return {
+    'flops': cost['flops'],
+    'bytes': cost['bytes accessed'],
+    'hbm_bytes': held,
+    'temporary_bytes': memory.temp_size_in_bytes,
+    'hbm_share': round(held / chip.memory, 4),
+    'collectives': {
+      kind: {'count': count, 'bytes': size}
+      for kind, (count, size) in sent.items()
+    },
+    'compile_cpu_seconds': round(seconds),
+    **roofline(
+      chip,
+      cost['flops'],
+      cost['bytes accessed'],
+      sum(size for _, size in sent.values()),
+      mesh.size,
+    ),
+  }
+
+
+def describe(
+  config, topology: str, chips: int, factor: int, effort: float
+) -> dict[str, Any]:
+  """What a row is about: two rows with equal descriptions are one."""
+  return {
+    'dataset': config.dataset,
+    'model': config.model,
+    'method': config.method,
+    'batch_norm': config.batch_norm,
+    'dtype': config.dtype,
+    'topology': topology,
+    'chips': chips,
+    'batch_size': config.batch_size,
+    'unlabeled_batch_size': config.unlabeled_batch_size,
+    'batch_factor': factor,
+    'remat': config.remat,
+    'microbatches': config.microbatches,
+    'effort': effort,
+  }
+
+
+def find(rows: list[dict], description: dict) -> dict | None:
+  """The row of this description, if there is one."""
+  for row in rows:
+    if all(row.get(key) == value for key, value in description.items()):
+      return row
+  return None
+
+
+def main(argv):
+  del argv
+  chosen = flags.FLAGS
+  config = chosen.config
+  mesh, chip = make_mesh(chosen.topology, chosen.chips)
+  sizes = config.batch_size, config.unlabeled_batch_size
+  factor = batch_factor(sizes, mesh.size)
+  config.batch_size *= factor
+  config.unlabeled_batch_size *= factor
+  file = pathlib.Path(chosen.json) if chosen.json else None
+  rows = json.loads(file.read_text()) if file and file.exists() else []
+  description = describe(
+    config, chosen.topology, mesh.size, factor, chosen.effort
+  )
+  row = find(rows, description)
+  if row is None:
+    row = description | measure(config, mesh, chip, chosen.effort, chosen.hlo)
+    if file:
+      file.write_text(json.dumps([*rows, row], indent=1) + '\n')
+  print(json.dumps(row, indent=1))
+
+
+if __name__ == '__main__':
+  config_flags.DEFINE_config_file('config', None, 'As of main.py.')
+  flags.DEFINE_string('topology', 'v5e:2x2', 'Such as v5e:4x8.')
+  flags.DEFINE_integer('chips', 0, 'So many of them; 0 is all.')
+  flags.DEFINE_float('effort', 0.0, 'Of the compiler; -1 is quick.')
+  flags.DEFINE_string('json', None, 'File of rows, to which to add.')
+  flags.DEFINE_string('hlo', None, 'File for the compiled program.')
+  with cli.errors_as_lines():
+    app.run(main, flags_parser=cli.parse_flags)

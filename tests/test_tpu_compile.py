@@ -1,0 +1,100 @@
+"""The arithmetic behind docs/pods.md, without a TPU's compiler."""
+
+import jax
+import pytest
+
+from benchmarks import pod_arithmetic, tpu_compile
+from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
+from configs import cifar10, imagenet
+from flatmatch_jax import sharding
+from flatmatch_jax.data.resident import Resident
+from flatmatch_jax.types import Batch, UserError
+
+CHIP = Chip(flops=100e12, bandwidth=1e12, memory=16e9, links=200e9)
+
+
+@pytest.mark.parametrize(
+  ('asked', 'binds', 'ms'),
+  [
+    ((1e12, 1e9, 0), 'compute', 10.0),
+    ((1e10, 5e9, 0), 'memory', 5.0),
+    ((1e10, 1e9, 4e8), 'collectives', 3.0),  # Twice, but for a fourth.
+  ],
+)
+def test_the_roofline_is_the_longest_of_three_times(asked, binds, ms):
+  row = roofline(CHIP, *asked, chips=4)
+  assert row['binds'] == binds
+  assert row['roofline_ms'] == row['ms'][binds] == pytest.approx(ms)
+
+
+def test_one_chip_sends_nothing():
+  assert roofline(CHIP, 1e12, 1e9, 4e8, chips=1)['ms']['collectives'] == 0
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'chips', 'factor'),
+  [((64, 448), 64, 1), ((64, 448), 256, 4), ((32, 224), 64, 2), ((8, 8), 1, 1)],
+)
+def test_batches_grow_until_they_divide(sizes, chips, factor):
+  assert batch_factor(sizes, chips) == factor
+  assert all(size * factor % chips == 0 for size in sizes)
+
+
+def test_a_row_is_found_by_all_that_it_is_about():
+  config = cifar10.get_config()
+  about = tpu_compile.describe(config, 'v5e:2x2', 1, 1, 0.0)
+  rows = [about | {'flops': 1}]
+  assert tpu_compile.find(rows, about) == rows[0]
+  config.dtype = 'bfloat16'
+  other = tpu_compile.describe(config, 'v5e:2x2', 1, 1, 0.0)
+  assert tpu_compile.find(rows, other) is None
+
+
+def test_unknown_chips_are_refused():
+  with pytest.raises(UserError, match='v5e'):
+    tpu_compile.make_mesh('v1:2x2', 0)
+
+
+def test_data_stays_abstract_and_has_its_true_size():
+  mesh = jax.make_mesh((4,), ('data',))
+  where = sharding.replicated(mesh), sharding.over_batch(mesh)
+  data = tpu_compile.abstract_data(cifar10.get_config(), ('weak',), *where)
+  assert isinstance(data, Resident)
+  assert data.images.shape == (50_000, 32, 32, 3)
+  assert data.labeled.shape == (40,)
+  data = tpu_compile.abstract_data(imagenet.get_config(), ('weak',), *where)
+  assert isinstance(data, Batch)
+  assert data.unlabeled['weak'].shape == (224, 224, 224, 3)
+  assert data.unlabeled['weak'].sharding == where[1]
+
+
+def test_arithmetic_counts_the_real_network():
+  net = pod_arithmetic.network(cifar10.get_config())
+  biases = 16 + 9 * (32 + 64 + 128)  # Which the published count is without.
+  assert net.params == 1_467_610 + biases
+  assert net.norms == 25
+  stem = 32 * 32 * 16
+  first = 32 * 32 * 32 * 9  # Four blocks of two, and a shortcut.
+  second, third = first // 2, first // 4
+  assert net.outputs == stem + first + second + third + 10
+
+
+def test_no_chip_is_asked_for_less_by_more_chips():
+  config = cifar10.get_config()
+  net = pod_arithmetic.network(config)
+  eight, sixteen = (pod_arithmetic.step(config, net, n) for n in (8, 16))
+  assert eight.flops == sixteen.flops
+  assert eight.reduced == sixteen.reduced
+  assert eight.held > sixteen.held
+  config.method = 'fixmatch'
+  plain = pod_arithmetic.step(config, net, 8)
+  assert plain.flops == eight.flops
+  # The gradient at θ goes round before ε is known: FlatMatch's one extra.
+  assert eight.reduced - plain.reduced == 4 * net.params
+
+
+def test_every_dataset_and_network_of_the_paper_is_there():
+  found = {(c.dataset, c.model) for c in pod_arithmetic.configurations('uda')}
+  assert len(found) == 7
+  assert ('imagenet', 'vit_base_16') in found
+  assert set(CHIPS) == {'v4', 'v5e', 'v5p', 'v6e'}
