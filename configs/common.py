@@ -91,6 +91,8 @@ def base(
       'layer_decay': 1.0,  # Of the learning rate from block to block of a ViT.
       'weight_decay': 5e-4,
       'ema_decay': 0.999,
+      # Steps in a row that may be left out because they are not finite.
+      'max_skipped': 20,
       # Weak augmentation: reflect by `pad`, crop, and flip.
       'pad': 4,
       'flip': True,
@@ -98,6 +100,7 @@ def base(
       'eval_every': 5120,
       'checkpoint_every': 5120,
       'eval_batch_size': 256,
+      'compilation_cache': '',  # Folder of compiled programs; it is trusted.
     }
   )
 

@@ -41,7 +41,7 @@ def report(probabilities, labels) -> dict:
 
   The calibration error is the mean difference of confidence and accuracy over
   15 bins of equal width, weighted by their images. A class without images has
-  no error: None.
+  no error: None. Probabilities that are not numbers are no confidence.
   """
   labels, guess = np.asarray(labels), probabilities.argmax(-1)
   classes = probabilities.shape[-1]
@@ -64,7 +64,7 @@ def report(probabilities, labels) -> dict:
 def reliability(probabilities, labels, bins: int = 15) -> dict[str, np.ndarray]:
   """Images by confidence, in bins of equal width: what share of all they are,
   and their mean confidence and accuracy, 0 in a bin without images."""
-  confidence = probabilities.max(-1)
+  confidence = np.nan_to_num(probabilities.max(-1))
   right = probabilities.argmax(-1) == np.asarray(labels)
   number = np.minimum((confidence * bins).astype(int), bins - 1)
   count = np.bincount(number, minlength=bins)

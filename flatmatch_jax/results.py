@@ -36,7 +36,7 @@ def errors(rows: list[dict]) -> dict[str, float]:
   return found
 
 
-def summarize(config, files, num_labeled, seconds, speed) -> dict:
+def summarize(config, files, num_labeled, skipped, seconds, speed) -> dict:
   """The content of result.json; errors of the averaged weights, in percent."""
   result = {
     'dataset': config.dataset,
@@ -45,6 +45,7 @@ def summarize(config, files, num_labeled, seconds, speed) -> dict:
     'seed': config.seed,
     'split_seed': config.split_seed,
     'steps': config.steps,
+    'skipped_steps': skipped,
   }
   return (
     result

@@ -62,6 +62,7 @@ FIELDS = {
   'checkpoint_every': _whole(1),
   'warmup_steps': _whole(0),
   'num_val': _whole(0),
+  'max_skipped': _whole(0),
   'pad': _whole(0, hint='; 0 does not shift'),
   'seed': _SEED,
   'split_seed': _SEED,
@@ -115,6 +116,7 @@ ARGUMENTS = {
 # All others that are read.
 TYPES = {
   'batch_norm': str,
+  'compilation_cache': str,
   'data_dir': str,
   'dataset': str,
   'dtype': str,

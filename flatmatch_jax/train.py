@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import flatmatch_jax
 from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
@@ -20,6 +21,8 @@ from flatmatch_jax import (
   pretrained,
   results,
   sharding,
+  startup,
+  watch,
 )
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
@@ -27,6 +30,8 @@ from flatmatch_jax.data import resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir, as_dict, versions
+
+_IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
 
 def train_and_evaluate(config, workdir: str) -> TrainState:
@@ -38,6 +43,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   if files.has('result.json'):
     logging.say(f'Finished before. {results.describe(files)}')
     return program_lib.load_run(files).state
+  startup.use_compilation_cache(config.compilation_cache)
+  phases = startup.Phases(_IMPORT_SECONDS)
 
   # Data.
   dataset = data_lib.from_config(config)
@@ -71,6 +78,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     data = resident.place(dataset, split, everywhere)
     # The one copy; the test images are in `held_out`.
     dataset = dataset._replace(train_images=data.images, test_images=None)
+  phases.done('data')
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
   state = init(jax.random.key(config.seed))
 
@@ -87,6 +95,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   files.cut_metrics(start)
   least = min(results.history(files.metrics(), selection), default=math.inf)
   seconds = lambda: notes['seconds'] + time.perf_counter() - began
+  phases.done('state')
 
   # One compiled function: sample, augment, differentiate, update.
   def compile_step(step_function, given):
@@ -102,9 +111,11 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   )
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress(files, start, config.steps, images)
+  watcher = watch.Watch(config.steps, config.max_skipped)
+  phases.done('log')
   feed: Any = None
   train: Any = None
-  pending = None
+  pending: Any = None
   try:
     with interrupt.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
@@ -125,6 +136,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
           if program.clean_losses:
             look(state, given)  # Compiled now, not when it is first asked.
           progress.start(step - 1)
+          phases.done('compile')
         last = step == config.steps
         logs = last or step % config.log_every == 0
         row = {}
@@ -132,11 +144,18 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
           row['unlabeled_loss'] = look(state, given).unlabeled
         state, metrics = train(state, given)
         if pending is not None:  # The device is at most one step behind.
-          pending.block_until_ready()
-        pending = metrics['labeled_loss']
+          watcher.step(step - 1, pending, checkpoints.latest_step)
+        pending = metrics
         progress.step()
+        if step == start + 1:
+          jax.block_until_ready(metrics)
+          phases.done('first step')
+          phases.tell()
         if logs:
-          row |= metrics | {'learning_rate': program.schedule(step - 1)}
+          # The optimizer has not seen the skipped steps.
+          updates = step - 1 - metrics['skipped_steps']
+          row |= metrics | {'learning_rate': program.schedule(updates)}
+          watcher.row(step, row)
         if last or step % config.eval_every == 0:
           row |= evaluate(program.classify, state, held_out)
         if row:
@@ -166,7 +185,12 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     )
     raise SystemExit(128 + (request.signal or 0))
   result = results.summarize(
-    config, files, len(split.labeled), seconds(), speed
+    config,
+    files,
+    len(split.labeled),
+    int(state.skipped.total),
+    seconds(),
+    speed,
   )
   files.write('result.json', result)
   plots.curves(

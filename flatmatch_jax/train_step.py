@@ -17,9 +17,17 @@ from flatmatch_jax.losses import cross_entropy
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.perturb import Perturbation
 from flatmatch_jax.recipes import RECIPES, Recipe
-from flatmatch_jax.types import Losses, Outputs, PyTree, TrainState
+from flatmatch_jax.types import Losses, Outputs, PyTree, Skipped, TrainState
 
 _SHOWN_CLASSES = 100  # In a histogram at every interval.
+
+# Metrics of which one that is not finite makes a step to be skipped.
+MUST_BE_FINITE = (
+  'labeled_loss',
+  'unlabeled_loss',
+  'worst_loss',
+  'gradient_norm',
+)
 
 
 class Pass(NamedTuple):
@@ -50,6 +58,7 @@ def create_train_state(
       method.init(rng, variables, info),
     ),
     rng=rng,
+    skipped=Skipped(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
   )
 
 
@@ -172,7 +181,11 @@ def make_train_step(
     metrics['gradient_norm'] = optax.tree.norm(grads)
     after = _advance(state, grads, clean, memory, tx, ema_decay)
     after = after.replace(method=method.feedback(state, after, batch, targets))
-    return after, metrics
+    after = _unless_finite_keep(state, after, metrics)
+    return after, metrics | {
+      'skipped_steps': after.skipped.total,
+      'skipped_in_a_row': after.skipped.in_a_row,
+    }
 
   return train_step
 
@@ -198,6 +211,31 @@ def _advance(state, grads, clean: Pass, memory, tx, ema_decay):
     ),
     perturb=memory,
     method=clean.method_state,
+  )
+
+
+def _unless_finite_keep(before, after, metrics):
+  """The state `after` a step, or where its numbers broke, that `before` it.
+
+  What follows from finite gradients needs no look of its own; running
+  statistics and the method's state come from elsewhere. Only the count of
+  steps, which the data follow, goes on.
+  """
+  looked_at = [metrics[name] for name in MUST_BE_FINITE if name in metrics]
+  looked_at += jax.tree.leaves((after.batch_stats, after.method))
+  finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in looked_at]))
+  state = jax.tree.map(
+    lambda new, old: jnp.where(finite, new, old),
+    after.replace(rng=()),
+    before.replace(rng=()),
+  )
+  broken = 1 - finite.astype(jnp.int32)
+  return state.replace(
+    step=after.step,
+    rng=before.rng,
+    skipped=Skipped(
+      before.skipped.total + broken, (before.skipped.in_a_row + 1) * broken
+    ),
   )
 
 
@@ -238,10 +276,11 @@ def _describe(clean: Pass, batch):
   num_classes = clean.outputs['labeled'].logits.shape[-1]
   truth = batch.unlabeled['truth']
   known = jnp.where(truth >= 0, weight, 0.0)
+  histogram = jnp.mean(jax.nn.one_hot(label, num_classes), axis=0)
   if num_classes <= _SHOWN_CLASSES:
-    guesses = jax.nn.one_hot(label, num_classes)
-    metrics['class_histogram'] = jnp.mean(guesses, axis=0)
+    metrics['class_histogram'] = histogram
   return metrics | {
+    'largest_class': jnp.max(histogram),
     'used_fraction': jnp.mean(weight),
     # 0/0, hence NaN, where nothing is used or no truth is known.
     'pseudo_label_accuracy': (

@@ -58,6 +58,13 @@ class DatasetInfo(NamedTuple):
   num_unlabeled: int  # Images in the unlabeled pool; at most `num_train`.
 
 
+class Skipped(NamedTuple):
+  """How many steps were left out because their numbers were not finite."""
+
+  total: jax.Array
+  in_a_row: jax.Array  # Up to now; 0 after a step that was taken.
+
+
 @flax.struct.dataclass
 class TrainState:
   """Everything that changes in training. Arrays only: Orbax saves it all."""
@@ -70,6 +77,7 @@ class TrainState:
   perturb: PyTree  # The gradient buffer M of FlatMatch-e; () where unused.
   method: PyTree  # Thresholds, histograms, tables, a teacher; often ().
   rng: jax.Array  # The base key; constant, folded with `step`.
+  skipped: Skipped
 
 
 class UserError(ValueError):

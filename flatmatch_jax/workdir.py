@@ -14,7 +14,7 @@ from flatmatch_jax.types import UserError
 
 # Fields that may change between two starts of one run: they say where and how
 # often, not what is computed.
-_FREE = ('data_dir', 'checkpoint_every')
+_FREE = ('data_dir', 'checkpoint_every', 'compilation_cache', 'max_skipped')
 
 _PACKAGES = (
   'jax',

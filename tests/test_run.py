@@ -221,6 +221,7 @@ def test_result_has_its_fields(finished):
     'seed': 1,
     'split_seed': 0,
     'steps': STEPS,
+    'skipped_steps': 0,
     'error_last': errors[-1],
     'error_median20': float(np.median(errors)),
     'error_best': min(errors),
