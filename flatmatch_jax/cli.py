@@ -1,5 +1,6 @@
 """What the commands share: wrong input ends in one line, not a traceback."""
 
+import argparse
 import contextlib
 import errno
 import os
@@ -33,6 +34,13 @@ _REFUSALS = {
   errno.EEXIST: 'name another place',
   errno.ENAMETOOLONG: 'choose a shorter name',
 }
+
+
+class Parser(argparse.ArgumentParser):
+  """Of the arguments of a command; wrong ones are a UserError."""
+
+  def error(self, message):
+    raise UserError(f'{message}; --help shows what can be given.')
 
 
 @contextlib.contextmanager

@@ -7,8 +7,6 @@ into DIR: errors in percent, of each class too, the calibration error and the
 confusion matrix, whose rows are the truth.
 """
 
-import argparse
-
 import numpy as np
 
 from flatmatch_jax import classify, cli, data, logging, program
@@ -70,7 +68,7 @@ def choose_images(files: Workdir, run: program.Run, dataset: data.Dataset):
 
 
 def main():
-  parser = argparse.ArgumentParser(description='Test error of a run.')
+  parser = cli.Parser(description='Test error of a run.')
   parser.add_argument('--workdir', required=True, help='folder of the run')
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'

@@ -9,7 +9,6 @@ A dry run traces the training step of each command on arrays without content:
 nothing is loaded, downloaded or compiled.
 """
 
-import argparse
 import functools
 import pathlib
 import runpy
@@ -312,7 +311,7 @@ def _rows(found):
 
 
 def main():
-  parser = argparse.ArgumentParser(
+  parser = cli.Parser(
     description="The paper's tables as commands; without a table, their names."
   )
   parser.add_argument('table', nargs='*', help=f'{", ".join(TABLES)} or all')

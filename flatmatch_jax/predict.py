@@ -6,7 +6,6 @@ Files are read by the rule of own images, data/images.py; after training on
 ImageNet the margin of its test is cut off as well.
 """
 
-import argparse
 import contextlib
 import csv
 import pathlib
@@ -75,7 +74,7 @@ def predict(
 
 
 def main():
-  parser = argparse.ArgumentParser(description='Classifies image files.')
+  parser = cli.Parser(description='Classifies image files.')
   parser.add_argument('--workdir', required=True, help='folder of the run')
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'

@@ -428,7 +428,7 @@ def jobs(folder, finished):
     folder / 'from-file',
     '--config.steps=2',
     f'--config.labels_file={folder / "mine.json"}',
-    config=f'--config={ROOT}/configs/digits.py:method=supervised',
+    config=f'--config={ROOT}/configs/digits.py:method=supervised,labels=20',
   )
   held_out = command(
     folder / 'held-out',
@@ -605,6 +605,7 @@ def test_fixed_labels_survive_a_resume(jobs, folder):
 def test_split_of_another_run_is_a_labels_file(jobs, folder):
   jobs['from-file'].result()
   config = Workdir(folder / 'finished').config()
+  config.labels = 20
   config.labels_file = str(folder / 'from-file' / 'split.json')
   split = train.choose_split(config, data.load('digits'))
   assert split.labeled.tolist() == json.loads(

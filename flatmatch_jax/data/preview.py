@@ -7,7 +7,6 @@ to the highest on the right.
 Below: training images, one column each, with weak and strong draws under them.
 """
 
-import argparse
 import pathlib
 import re
 import runpy
@@ -81,7 +80,7 @@ def _config(name):
 
 
 def main():
-  parser = argparse.ArgumentParser(description='A picture of augmentations.')
+  parser = cli.Parser(description='A picture of augmentations.')
   parser.add_argument('--config', default='configs/digits.py')
   parser.add_argument('--data_dir', help='TFDS folder')
   parser.add_argument('--out', required=True, help='PNG file')

@@ -45,7 +45,7 @@ def make(
     num_classes: labels are below this.
     number: total of labeled examples, or `ALL`.
     seed: of the split alone, apart from the seed of training.
-    file: of the indices of labeled examples, instead of a draw.
+    file: of the indices of `number` labeled examples, instead of a draw.
     imbalance: how many times as many labels the first class has as the last.
     unlabeled_imbalance: the same for the unlabeled pool.
     num_val: examples with known labels to hold out. They are not among the
@@ -56,6 +56,12 @@ def make(
   everything = number == ALL and not file
   if file:
     labeled = read(file, labels, num_classes)
+    if number not in (ALL, len(labeled)):
+      raise UserError(
+        f'Labels file {file} lists {len(labeled)} examples, but labels='
+        f'{number}, by which numbers are chosen; set the same with the file: '
+        f'--config FILE.py:labels={len(labeled)}.'
+      )
   elif everything or imbalance == 1:
     labeled = balanced(labels, number, seed, num_classes)
   else:

@@ -8,7 +8,6 @@ over seeds and curves, in report.html in the folder that they lie in, with the
 table as .csv and .tex beside it.
 """
 
-import argparse
 import os
 import pathlib
 import sys
@@ -19,7 +18,7 @@ from flatmatch_jax.types import UserError
 
 
 def main():
-  parser = argparse.ArgumentParser(description='A page about runs.')
+  parser = cli.Parser(description='A page about runs.')
   parser.add_argument(
     '--workdir', required=True, nargs='+', help='folders of runs'
   )

@@ -1,0 +1,242 @@
+"""Files and arguments of the commands that are wrong: one line, no change."""
+
+import hashlib
+import io
+import json
+import struct
+import sys
+import zlib
+
+from PIL import Image
+import pytest
+from test_wrong_input import check_line, file, start
+
+from flatmatch_jax import (
+  cli,
+  evaluate,
+  experiments,
+  predict,
+)
+from flatmatch_jax.data import images, preview
+from flatmatch_jax.report import __main__ as report
+
+
+def call(monkeypatch, module, *args):
+  """A command in this process; the code that it ends with."""
+  monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, args)])
+  with pytest.raises(SystemExit) as end, cli.errors_as_lines():
+    module.main()
+  return end.value.code
+
+
+def digest(folder):
+  """Names and content of all that lies below."""
+  return {
+    str(path.relative_to(folder)): path.is_file()
+    and hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted(folder.rglob('*'))
+  }
+
+
+# Arguments of commands.
+
+ARGUMENTS = [
+  (evaluate, [], ['--workdir']),
+  (evaluate, ['--workdir'], ['--workdir', 'expected one argument']),
+  (evaluate, ['--workdir=/none', '--steps=3'], ['--steps=3']),
+  (evaluate, ['--workdir=/none', 'more'], ['more']),
+  (evaluate, ['--workdir=/none'], ['/none', 'config.json']),
+  (evaluate, [f'--workdir={__file__}'], [__file__]),
+  (predict, [], ['--workdir', 'paths']),
+  (predict, ['--workdir=/none'], ['paths']),
+  (predict, ['--workdir=/none', '/none.png'], ['/none.png', 'not exist']),
+  (predict, ['--workdir=/none', __file__, '--out=/'], ['/', 'is a folder']),
+  (
+    predict,
+    ['--workdir=/none', __file__, '--out=/none/a.csv'],
+    ['/none/a.csv', 'no /none'],
+  ),
+  (
+    predict,
+    ['--workdir=/none', __file__, '--out=/dev/null'],
+    ['/dev/null', 'device'],
+  ),
+  (preview, [], ['--out']),
+  (preview, ['--out=/none/a.png'], ['/none/a.png', 'no /none']),
+  (preview, ['--config=none.py', '--out=a.png'], ['none.py']),
+  (experiments, ['table9'], ["'table9'", "Did you mean 'table1'?"]),
+  (experiments, ['table1', '--seeds', 'x'], ['--seeds', "'x'"]),
+  (experiments, ['table1', '--seeds'], ['--seeds', 'at least one']),
+  (experiments, ['--dryrun'], ['--dryrun']),
+  (report, [], ['--workdir']),
+  (report, ['--workdir=/none'], ['/none', 'config.json']),
+]
+
+
+@pytest.mark.parametrize(('module', 'args', 'named'), ARGUMENTS)
+def test_wrong_arguments_are_one_line(
+  module, args, named, monkeypatch, capfd, tmp_path
+):
+  monkeypatch.chdir(tmp_path)
+  assert call(monkeypatch, module, *args) == 2
+  check_line(capfd.readouterr().err, named)
+  assert not list(tmp_path.iterdir())
+
+
+# Labels, for which no run begins.
+
+EACH = list(range(40))  # Of digits; at least one of each class.
+LABELS = {
+  'as many as labels say': (EACH[:-1], ['lists 39', 'labels=40', 'labels=39']),
+  'twice': ([*EACH[:-1], 5], ['index 5', 'more than once']),
+  'out of range': ([*EACH[:-1], 1437], ['1437', 'outside']),
+  'negative': ([*EACH[:-1], -1], ['-1', 'outside']),
+  'float': ([*EACH[:-1], 5.0], ['5.0', 'not an integer']),
+  'bool': ([*EACH[:-1], True], ['True', 'not an integer']),
+  'nested': ([EACH], ['not an integer']),
+  'one class': ([0], ['no example of class']),
+  'object': ({'train': EACH}, ["'labeled'", 'train']),
+  'null': (None, ["'null'", 'not an integer']),
+}
+
+
+@pytest.mark.parametrize('case', LABELS)
+def test_wrong_labels_are_one_line(case, monkeypatch, capfd, tmp_path):
+  content, named = LABELS[case]
+  path = tmp_path / 'labels.json'
+  path.write_text(json.dumps(content))
+  check_labels(path, named, monkeypatch, capfd, tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('content', 'named'),
+  [
+    (b'', ['no index']),
+    (b'\x80\x04\x95', ['cannot be read']),
+    (b'[' * 10**6, ['not valid']),
+    (b'\x1b[31m', ['\\x1b[31m']),
+    (None, ['not a file']),
+  ],
+)
+def test_what_is_no_labels_file_is_one_line(
+  content, named, monkeypatch, capfd, tmp_path
+):
+  path = tmp_path / 'labels.json'
+  path.mkdir() if content is None else path.write_bytes(content)
+  check_labels(path, named, monkeypatch, capfd, tmp_path)
+
+
+def check_labels(path, named, monkeypatch, capfd, tmp_path):
+  with pytest.raises(SystemExit) as end:
+    start(
+      monkeypatch, f'--config.labels_file={path}', f'--workdir={tmp_path}/run'
+    )
+  assert end.value.code == 2
+  check_line(capfd.readouterr().err, [str(path), *named])
+  assert not (tmp_path / 'run').exists()
+
+
+# Images.
+
+
+def chunk(kind, content):
+  crc = zlib.crc32(kind + content)
+  return struct.pack('>I', len(content)) + kind + content + crc.to_bytes(4)
+
+
+def png(width, height, *chunks):
+  """A file that claims this size, and has no pixels."""
+  header = struct.pack('>IIBBBBB', width, height, 8, 0, 0, 0, 0)
+  chunks = (chunk(b'IHDR', header), *chunks, chunk(b'IEND', b''))
+  return b'\x89PNG\r\n\x1a\n' + b''.join(chunks)
+
+
+def saved(kind, size=(16, 16), mode='RGB', **options):
+  buffer = io.BytesIO()
+  Image.new(mode, size, 77).save(buffer, kind, **options)
+  return buffer.getvalue()
+
+
+def tiff(width, height):
+  """A header with these sizes and one strip."""
+  entries = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1}
+  entries |= {278: height, 279: 64}
+  body = struct.pack('<H', len(entries)) + b''.join(
+    struct.pack('<HHII', tag, 4, 1, value) for tag, value in entries.items()
+  )
+  return b'II*\0\x08\0\0\0' + body + bytes(4)
+
+
+HUGE = zlib.compress(bytes(10**8))
+IMAGES = {
+  'empty': b'',
+  'text': b'not an image',
+  'cut': saved('PNG')[:-30],
+  'pickle': b'\x80\x04\x95',
+  'floats': saved('TIFF', mode='F'),
+  'wide png': png(2**31 - 1, 1),
+  'large png': png(2**14, 2**14),
+  'no pixels': png(16, 16),
+  'text of a png': png(16, 16, chunk(b'zTXt', b'a\0\0' + HUGE)),
+  'profile of a png': png(16, 16, chunk(b'iCCP', b'a\0\0' + HUGE)),
+  'large gif': b'GIF89a\xff\xff\xff\xff\0\0\0' + saved('GIF')[13:],
+  'large bmp': saved('BMP')[:18]
+  + struct.pack('<ii', 2**15, 2**15)
+  + saved('BMP')[26:],
+  'large tiff': tiff(2**16, 2**16),
+  'large webp': b'RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0' + b'\xff' * 6,
+}
+
+
+@pytest.mark.parametrize('case', IMAGES)
+def test_wrong_images_are_refused_unread(case, tmp_path, monkeypatch):
+  path = tmp_path / 'a.png'
+  path.write_bytes(IMAGES[case])
+  if 'large' in case or 'wide' in case:
+    monkeypatch.setattr(images, 'fit', lambda *_: pytest.fail('decoded'))
+  with pytest.raises(ValueError, match=r'\w') as caught:
+    images.read(path, (8, 8, 3))
+  assert len(str(caught.value)) <= 200
+
+
+@pytest.mark.parametrize(
+  'content',
+  [
+    saved('PNG', (1, 1)),
+    saved('PNG', (1, 3000)),
+    saved('PNG', mode='1'),
+    saved('JPEG', mode='CMYK'),
+    saved(
+      'GIF', save_all=True, append_images=[Image.new('RGB', (16, 16))] * 50
+    ),
+    saved('WEBP', save_all=True, append_images=[Image.new('RGB', (16, 16))]),
+  ],
+)
+def test_odd_images_are_read(content, tmp_path):
+  path = tmp_path / 'a.png'
+  path.write_bytes(content)
+  pixels = images.read(path, (8, 8, 3))
+  assert pixels.shape == (8, 8, 3)
+  assert abs(int(pixels[4, 4, 0]) - pixels[0, 0, 0]) < 3
+
+
+def test_folder_of_wrong_images_is_one_line(monkeypatch, capfd, tmp_path):
+  for name in ('labeled/cat', 'labeled/dog', 'unlabeled'):
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / 'a.png').write_bytes(saved('PNG'))
+  for number, content in enumerate(IMAGES.values()):
+    (tmp_path / 'unlabeled' / f'\x1b[2J{number}.png').write_bytes(content)
+  before = digest(tmp_path)
+  with pytest.raises(SystemExit) as end:
+    start(
+      monkeypatch,
+      file('folder'),
+      f'--config.data_dir={tmp_path}',
+      f'--workdir={tmp_path}/run',
+    )
+  assert end.value.code == 2
+  check_line(
+    capfd.readouterr().err,
+    [f'{len(IMAGES)} of the {len(IMAGES) + 1} files', '\\x1b[2J0.png'],
+  )
+  assert digest(tmp_path) == before
