@@ -3,6 +3,7 @@
 import pathlib
 
 import jax
+from ml_collections import ConfigDict
 
 from flatmatch_jax import data, methods, models, recipes, rules
 from flatmatch_jax.forward import LAYOUTS
@@ -49,11 +50,11 @@ def check_fields(config) -> None:
 def _check_variant(config):
   """Numbers that go with a method or a label count are chosen with it."""
   for name, chosen in config.variant.items():
-    if config[name] != chosen:
+    if config.get(name) != chosen:
       raise UserError(
-        f'config.{name} was set to {config[name]!r} after the numbers that '
+        f'config.{name} was set to {config.get(name)!r} after the numbers that '
         f'depend on it were chosen for {chosen!r}. Choose it with the file: '
-        f'--config FILE.py:{name}={config[name]}.'
+        f'--config FILE.py:{name}={config.get(name)}.'
       )
 
 
@@ -149,6 +150,13 @@ def _check_source(config):
         f'--config.data_dir={content}.'
       )
   fields = data.SOURCES[config.dataset].fields
+  for name in fields:
+    kind = {'image_size': int, 'tfds_name': str}.get(name, ConfigDict)
+    if not isinstance(config.get(name), kind):
+      raise UserError(
+        f'config.{name}={config.get(name)!r} is not what the dataset '
+        f'{config.dataset} needs; start from its file in configs/.'
+      )
   if 'tfds_name' in fields and not config.tfds_name:
     raise UserError(
       'No dataset of TFDS is named; choose one with the file: --config '

@@ -140,7 +140,7 @@ def check(config) -> None:
   for name, kind in TYPES.items():
     if not isinstance(_field(config, name), kind):
       raise UserError(
-        f'config.{name}={config[name]!r} has the wrong type; see '
+        f'config.{name}={_short(config[name])} has the wrong type; see '
         'configs/common.py for what it is.'
       )
   for name, rule in FIELDS.items():
@@ -149,7 +149,7 @@ def check(config) -> None:
     values = _field(config, name)
     if not isinstance(values, (list, tuple)):
       raise UserError(
-        f'config.{name}={values!r} must be a list; write it as '
+        f'config.{name}={_short(values)} must be a list; write it as '
         f'--config.{name}="(0.5,)".'
       )
     for value in values:
@@ -171,5 +171,10 @@ def _field(config, name):
 def _check_number(name, value, rule):
   if not rule.holds(value):
     raise UserError(
-      f'config.{name}={value!r} must be {rule}. Set --config.{name}.'
+      f'config.{name}={_short(value)} must be {rule}. Set --config.{name}.'
     )
+
+
+def _short(value):
+  text = ' '.join(repr(value).split())
+  return text if len(text) <= 60 else f'{text[:60]}...'

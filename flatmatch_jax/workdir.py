@@ -10,6 +10,7 @@ import re
 
 import ml_collections
 
+from flatmatch_jax import files
 from flatmatch_jax.types import UserError
 
 # Fields that may change between two starts of one run: they say where and how
@@ -46,13 +47,13 @@ class Workdir:
     """The content of a JSON file; UserError if it is not there or broken."""
     path = self.path / name
     try:
-      return json.loads(path.read_text())
+      return files.read_json(path)
     except FileNotFoundError:
       raise UserError(
         f'{self.path} is not the folder of a run: it has no {name}. Give the '
         '--workdir of a finished or running `python main.py`.'
       ) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
       raise UserError(f'{path} is not valid JSON: {error}.') from None
 
   def write(self, name: str, content) -> None:
@@ -72,7 +73,14 @@ class Workdir:
     temporary.replace(self.path / name)
 
   def config(self) -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict(self.read('config.json'))
+    try:
+      return ml_collections.ConfigDict(self.read('config.json'))
+    except UserError:
+      raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      raise UserError(
+        f'{self.path / "config.json"} is not the config of a run: {error}'
+      ) from None
 
   def has_steps(self) -> bool:
     """Whether a run has saved anything here that could be lost."""
@@ -99,16 +107,23 @@ class Workdir:
       )
 
   def metrics(self) -> list[dict]:
-    """The rows of metrics.jsonl; a last line cut off by a crash is dropped."""
+    """The rows of metrics.jsonl; a last line cut off by a crash is dropped.
+
+    Any other that is damaged is a UserError: a resumed run would drop the rest.
+    """
     path = self.path / 'metrics.jsonl'
     rows: list[dict] = []
     if not path.exists():
       return rows
-    for line in path.read_text().splitlines():
-      try:
-        rows.append(json.loads(line))
-      except ValueError:
-        break
+    lines = path.read_text(errors='replace').splitlines()
+    for number, line in enumerate(lines, 1):
+      if (row := _row(line)) is not None:
+        rows.append(row)
+      elif number < len(lines):
+        raise UserError(
+          f'Line {number} of {path} is not a row of metrics; repair it, or '
+          'remove it.'
+        )
     return rows
 
   def cut_metrics(self, step: int) -> None:
@@ -137,6 +152,15 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed'
   return found
+
+
+def _row(line: str) -> dict | None:
+  """A row of metrics, or None where it is none."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  return row if isinstance(row, dict) and type(row.get('step')) is int else None
 
 
 def _finite(value):

@@ -135,9 +135,10 @@ def _labels(arrays, name, images):
       f'{name} are {labels.dtype} of shape {labels.shape}; one integer for '
       'each image is needed'
     )
-  if len(labels) != len(arrays[images]):
+  if arrays[images].shape[:1] != labels.shape:
     raise ValueError(
-      f'there are {len(labels)} {name} for {len(arrays[images])} {images}'
+      f'there are {len(labels)} {name} for {images} of shape '
+      f'{arrays[images].shape}; give one for each'
     )
   return labels
 

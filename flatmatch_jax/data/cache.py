@@ -18,7 +18,7 @@ import zlib
 import numpy as np
 import PIL
 
-from flatmatch_jax import files, logging
+from flatmatch_jax import files, logging, weight_files
 from flatmatch_jax.data import images
 
 FOLDER = '.flatmatch_jax'
@@ -54,19 +54,19 @@ def load(
     return None
   try:
     about = files.read_json(file.with_suffix('.json'))
-    # Mapped first: a header that promises too much is found out.
-    stored = np.lib.format.open_memmap(file, mode='r')
     unreadable = {operator.index(row): why for row, why in about['unreadable']}
     rows = number - len(unreadable)
-    if (
-      not set(unreadable) <= set(range(number))
-      or not all(isinstance(why, str) for why in unreadable.values())
-      or stored.dtype != np.uint8
-      or stored.shape != (rows, *shape)
+    if not set(unreadable) <= set(range(number)) or not all(
+      isinstance(why, str) for why in unreadable.values()
     ):
-      raise ValueError('it holds other images')
-    pixels = images.empty(rows, shape)
-    np.copyto(pixels, stored)
+      raise ValueError('it tells of other images')
+    with file.open('rb') as stored:
+      header = weight_files.npy_header('images', stored)
+      if header != ((rows, *shape), False, np.uint8):
+        raise ValueError('it holds other images')
+      pixels = images.empty(rows, shape)
+      if stored.readinto(pixels.reshape(-1).data) != pixels.size:
+        raise ValueError('it is cut off')
     if zlib.crc32(pixels.data) != about['crc32']:
       raise ValueError('its checksum is wrong')
   except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
