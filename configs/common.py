@@ -97,6 +97,9 @@ def base(
       'pad': 4,
       'flip': True,
       'log_every': 100,
+      # Steps between measurements of sharpness, gradients and their angle;
+      # each costs about three steps. 0 is never.
+      'probe_every': 1024,
       'eval_every': 5120,
       'checkpoint_every': 5120,
       'eval_batch_size': 256,

@@ -13,6 +13,7 @@ from flatmatch_jax import (
   methods,
   models,
   optimizer,
+  probe,
   recipes,
   sharding,
   train_step,
@@ -33,7 +34,10 @@ class Program(NamedTuple):
   step: Any  # (TrainState, Batch) -> (TrainState, metrics)
   pretrain_step: Any  # The same before labels are fixed; else None.
   clean_losses: Any  # (TrainState, Batch) -> Losses; None for plain recipes.
+  probe: Any  # (TrainState, Batch, held_out) -> metrics
   classify: Any  # ([params], batch_stats, images) -> [probabilities]
+  method: methods.Method
+  forward: forward.Forward
   views: tuple[str, ...]
   schedule: optax.Schedule
 
@@ -91,9 +95,14 @@ def create(
     step=make_step(recipe=recipe, perturb=perturb),
     pretrain_step=make_step() if recipe.fixed else None,
     clean_losses=perturb and train_step.make_clean_losses(run_network, method),
+    probe=probe.make_probe(
+      run_network, method, config.recipe_args.get('rho', probe.DEFAULT_RHO)
+    ),
     classify=classify.make_classifier(
       model, config.mean, config.std, config.eval_batch_size
     ),
+    method=method,
+    forward=run_network,
     views=method.views,
     schedule=schedule,
   )
@@ -131,6 +140,7 @@ class Run(NamedTuple):
   dataset: dict[str, Any]  # The content of dataset.json.
   state: TrainState
   classify: Any
+  program: Program
 
 
 def load_run(files: Workdir, which: str = 'latest') -> Run:
@@ -157,7 +167,7 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
       f'{", ".join(notes["class_names"])}, but dataset.json beside them has '
       f'{", ".join(dataset["class_names"])}; put back the one that belongs.'
     )
-  return Run(config, dataset, state, program.classify)
+  return Run(config, dataset, state, program.classify, program)
 
 
 def _check_dataset(files, dataset):

@@ -58,6 +58,7 @@ FIELDS = {
   'microbatches': _whole(1),
   'eval_batch_size': _whole(1),
   'log_every': _whole(1),
+  'probe_every': _whole(0, hint='; 0 never probes'),
   'eval_every': _whole(1),
   'checkpoint_every': _whole(1),
   'warmup_steps': _whole(0),

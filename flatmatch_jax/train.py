@@ -26,7 +26,7 @@ from flatmatch_jax import (
 )
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
-from flatmatch_jax.data import resident, splits, streaming
+from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir, as_dict, versions
@@ -109,6 +109,12 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   look: Any = jax.jit(
     lambda state, given: program.clean_losses(state, sample(given, state))
   )
+  probe: Any = jax.jit(
+    lambda state, given, held_out: program.probe(
+      state, sample(given, state), held_out
+    )
+  )
+  unseen = probe_images(config, held_out)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress(files, start, config.steps, images)
   watcher = watch.Watch(config.steps, config.max_skipped)
@@ -135,12 +141,16 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
           )
           if program.clean_losses:
             look(state, given)  # Compiled now, not when it is first asked.
+          if config.probe_every:
+            probe(state, given, unseen)
           progress.start(step - 1)
           phases.done('compile')
         last = step == config.steps
         logs = last or step % config.log_every == 0
-        row = {}
-        if logs and program.clean_losses:
+        row: dict = {}
+        if config.probe_every and step % config.probe_every == 0:
+          row |= probe(state, given, unseen)
+        elif logs and program.clean_losses:
           row['unlabeled_loss'] = look(state, given).unlabeled
         state, metrics = train(state, given)
         if pending is not None:  # The device is at most one step behind.
@@ -334,6 +344,17 @@ def evaluation_sets(dataset, split, sharding) -> dict[str, tuple]:
     for prefix, (images, labels) in sets.items()
     if len(labels)
   }
+
+
+def probe_images(config, sets):
+  """A batch of images no step has trained on, and their labels, or None."""
+  if not (config.probe_every and sets):
+    return None
+  images, labels = sets['val_' if 'val_' in sets else '']
+  size = min(config.unlabeled_batch_size, len(labels))
+  size -= size % config.microbatches
+  pixels = augment.normalize(images[:size], config.mean, config.std)
+  return pixels, labels[:size]
 
 
 def evaluate(classify, state, sets) -> dict[str, float]:

@@ -75,7 +75,7 @@ def _network_key(state: TrainState) -> jax.Array:
   return jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 2)
 
 
-def _make_objective(forward, method, state):
+def make_objective(forward, method, state):
   """Returns the weighted losses as a function of parameters and views."""
 
   def objective(params, weights, views, targets, teacher=None):
@@ -99,7 +99,7 @@ def _weighted(weights, losses):
   return sum(terms, start=jnp.zeros(()))
 
 
-def _prepare(forward, method, state, batch):
+def prepare(forward, method, state, batch):
   """The method's views and targets for this step's batch, at θ."""
 
   def predict(images, params=state.params):
@@ -126,8 +126,8 @@ def make_train_step(
   groups = perturb.groups if perturb else 1
 
   def train_step(state, batch):
-    views, targets = _prepare(forward, method, state, batch)
-    objective = _make_objective(forward, method, state)
+    views, targets = prepare(forward, method, state, batch)
+    objective = make_objective(forward, method, state)
     gradient = jax.grad(objective, has_aux=True)
     grads, clean = gradient(state.params, clean_row, views, targets)
 
@@ -254,8 +254,8 @@ def make_clean_losses(forward: Forward, method: Method):
   """
 
   def clean_losses(state, batch):
-    views, targets = _prepare(forward, method, state, batch)
-    objective = _make_objective(forward, method, state)
+    views, targets = prepare(forward, method, state, batch)
+    objective = make_objective(forward, method, state)
     weights = Losses(1.0, 1.0)
     return objective(state.params, weights, views, targets)[1].losses
 

@@ -337,7 +337,7 @@ WRONG = (
         'a whole number, at least 1 and at most 2147483647',
       ),
       (
-        ('pad', 'num_val', 'max_skipped', 'warmup_steps'),
+        ('pad', 'num_val', 'max_skipped', 'probe_every', 'warmup_steps'),
         ('-1', '1000000000000'),
         'a whole number, at least 0',
       ),

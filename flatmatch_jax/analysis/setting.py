@@ -1,0 +1,110 @@
+"""A run read back with the images to look at it by."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.tree_util import Partial
+import numpy as np
+from PIL import Image
+
+from flatmatch_jax import evaluate, losses, program, train
+from flatmatch_jax.data import augment
+from flatmatch_jax.workdir import Workdir
+
+
+class Setting(NamedTuple):
+  """A checkpoint, and losses as functions of its parameters θ.
+
+  θ are the weights that training moves, not their average. The unlabeled loss
+  is the cross-entropy to what θ guesses for the images as they are, all of them
+  counted: no truth is needed, and all methods are measured alike.
+  """
+
+  files: Workdir
+  run: program.Run
+  dataset: Any
+  split: Any
+  losses: dict[str, Partial]  # 'labeled', 'unlabeled', and 'held_out' if any.
+  rotated: dict[str, Partial]  # The first two with the images rotated.
+
+
+def load(
+  workdir: str,
+  checkpoint: str = 'latest',
+  data_dir: str | None = None,
+  images: int = 256,
+  degrees: float = 90.0,
+) -> Setting:
+  """Reads a run and makes its losses on `images` images each.
+
+  `degrees` is how far images are rotated at random to either side: the "slight
+  augmentation" of the paper's landscapes.
+  """
+  files = Workdir(workdir)
+  run = program.load_run(files, checkpoint)
+  dataset = evaluate.load_data(run, data_dir)
+  split = train.choose_split(run.config, dataset)
+  rng = np.random.default_rng(0)
+  pixels, labels = {}, {}
+  for name, pool in (
+    ('labeled', split.labeled),
+    ('unlabeled', split.unlabeled),
+  ):
+    # Too few are repeated: losses of equal batches are comparable.
+    index = np.sort(np.resize(rng.permutation(pool), images))
+    pixels[name] = dataset.train_images[index][: len(index)]
+    labels[name] = dataset.train_labels[index]
+  state = run.state
+  (guesses,) = run.classify(
+    [state.params], state.batch_stats, pixels['unlabeled']
+  )
+  labels['unlabeled'] = guesses.argmax(-1)
+  rotated = {name: rotate(rng, pixels[name], degrees) for name in pixels}
+  unseen, truth = _held_out(dataset, split)
+  if len(truth):
+    pixels['held_out'], labels['held_out'] = unseen[:images], truth[:images]
+  make = lambda name, values: Partial(
+    _loss,
+    Partial(run.program.forward),
+    state.batch_stats,
+    augment.normalize(jnp.asarray(values), run.config.mean, run.config.std),
+    jnp.asarray(labels[name]),
+  )
+  return Setting(
+    files,
+    run,
+    dataset,
+    split,
+    {name: make(name, values) for name, values in pixels.items()},
+    {name: make(name, values) for name, values in rotated.items()},
+  )
+
+
+def _held_out(dataset, split):
+  """Images no step has trained on: for validation or else for testing."""
+  if len(index := split.validation):
+    return dataset.train_images[index], dataset.train_labels[index]
+  return dataset.test_images, dataset.test_labels
+
+
+def _loss(forward, batch_stats, images, labels, params):
+  """Mean cross-entropy, normalized by the statistics of these images.
+
+  As in training, and unlike running statistics it does not change with the
+  scale of the filters, as filter normalization assumes.
+  """
+  outputs, _ = forward(params, batch_stats, {'images': images})
+  return losses.cross_entropy(outputs['images'].logits, labels)
+
+
+def rotate(
+  rng: np.random.Generator, images: np.ndarray, degrees: float
+) -> np.ndarray:
+  """Rotates uint8 images [N, H, W, C] by angles up to `degrees`, as Pillow."""
+  rotated = np.empty_like(images)
+  angles = rng.uniform(-degrees, degrees, len(images))
+  for number, (image, angle) in enumerate(zip(images, angles, strict=True)):
+    pixels = image.squeeze(-1) if image.shape[-1] == 1 else image
+    turned = Image.fromarray(pixels).rotate(angle)
+    rotated[number] = np.asarray(turned).reshape(image.shape)
+  return rotated

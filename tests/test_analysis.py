@@ -1,0 +1,252 @@
+"""Landscapes, sharpness, curvature and probes against what defines them."""
+
+from conftest import Setup, make_batch
+import jax
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flatmatch_jax import probe
+from flatmatch_jax.analysis import hessian, landscape, setting, sharpness
+
+
+def small_params(seed=0):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  return {
+    'first': {
+      'kernel': jax.random.normal(keys[0], (3, 4)),
+      'bias': jnp.ones(4),
+    },
+    'second': {'kernel': jax.random.normal(keys[1], (4, 2))},
+  }
+
+
+@jax.tree_util.Partial
+def small_loss(params):
+  """Of a perceptron with 24 parameters, on eight points."""
+  x = jnp.linspace(-1, 1, 24).reshape(8, 3)
+  hidden = jnp.tanh(x @ params['first']['kernel'] + params['first']['bias'])
+  logits = hidden @ params['second']['kernel']
+  labels = jnp.arange(8) % 2
+  return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@jax.tree_util.Partial
+def other_loss(params):
+  return jnp.sum(jnp.sin(ravel_pytree(params)[0]))
+
+
+# Landscapes.
+
+
+def test_directions_have_the_filters_norms_and_leave_vectors_alone():
+  params = Setup('fixmatch').init().params
+  direction = landscape.random_direction(jax.random.key(3), params)
+  for p, d in zip(
+    jax.tree.leaves(params), jax.tree.leaves(direction), strict=True
+  ):
+    if p.ndim == 1:
+      assert not d.any()
+    else:
+      flat = lambda x: np.asarray(x).reshape(-1, x.shape[-1])
+      np.testing.assert_allclose(
+        np.linalg.norm(flat(d), axis=0),
+        np.linalg.norm(flat(p), axis=0),
+        rtol=1e-5,
+      )
+      assert not np.allclose(d, p)
+
+
+def test_middle_of_a_landscape_is_the_loss_at_the_weights():
+  params = small_params()
+  keys = jax.random.split(jax.random.key(1))
+  directions = tuple(landscape.random_direction(k, params) for k in keys)
+  at = np.linspace(-1, 1, 5)
+  surface = landscape.surface(small_loss, params, directions, at)
+  curve = landscape.surface(small_loss, params, directions[:1], at)
+  assert surface.shape == (5, 5)
+  np.testing.assert_allclose(surface[2, 2], small_loss(params), rtol=1e-6)
+  np.testing.assert_allclose(surface[:, 2], curve, rtol=1e-6)
+
+
+def test_axes_of_a_landscape_follow_the_directions():
+  plane = jax.tree_util.Partial(lambda p: p['x'] + 10 * p['y'])
+  params = {'x': jnp.zeros(()), 'y': jnp.zeros(())}
+  directions = ({'x': 1.0, 'y': 0.0}, {'x': 0.0, 'y': 1.0})
+  at = np.array([-1.0, 0.0, 1.0])
+  surface = landscape.surface(plane, params, directions, at)
+  np.testing.assert_allclose(surface, at[:, None] + 10 * at)
+
+
+def test_curve_of_a_quadratic_is_symmetric():
+  params = small_params()
+  origin = ravel_pytree(params)[0]
+  bowl = jax.tree_util.Partial(
+    lambda p: jnp.sum((ravel_pytree(p)[0] - origin) ** 2)
+  )
+  direction = landscape.random_direction(jax.random.key(1), params)
+  at = np.linspace(-1, 1, 9)
+  curve = landscape.surface(bowl, params, (direction,), at)
+  length = optax.tree.norm(direction)
+  np.testing.assert_allclose(curve, (at * length) ** 2, atol=1e-4)
+
+
+def test_rotated_images_are_pillows():
+  from PIL import Image
+
+  images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
+  rotated = setting.rotate(np.random.default_rng(5), images, 90.0)
+  angles = np.random.default_rng(5).uniform(-90, 90, 3)
+  for image, result, angle in zip(images, rotated, angles, strict=True):
+    expected = Image.fromarray(image[..., 0]).rotate(angle)
+    np.testing.assert_array_equal(result[..., 0], expected)
+  same = setting.rotate(np.random.default_rng(5), images, 0.0)
+  np.testing.assert_array_equal(same, images)
+
+
+# Sharpness.
+
+
+def test_sharpness_starts_at_zero_with_the_slope_of_the_gradient():
+  params = small_params()
+  rhos = np.array([0.0, 1e-2])
+  zero, small = sharpness.rises(small_loss, small_loss, params, rhos)
+  assert zero == 0
+  norm = optax.tree.norm(jax.grad(small_loss)(params))
+  np.testing.assert_allclose(small, 1e-2 * norm, rtol=0.02)
+
+
+def test_cross_sharpness_climbs_one_loss_and_measures_the_other():
+  params = small_params()
+  (found,) = sharpness.rises(other_loss, small_loss, params, [0.3])
+  climb = jax.grad(small_loss)(params)
+  length = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(climb)))
+  worst = jax.tree.map(lambda p, g: p + 0.3 * g / length, params, climb)
+  np.testing.assert_allclose(
+    found, other_loss(worst) - other_loss(params), rtol=1e-4
+  )
+
+
+# Curvature.
+
+
+def test_largest_eigenvalues_are_those_of_the_full_hessian():
+  params = small_params()
+  flat, unravel = ravel_pytree(params)
+  full = jax.hessian(lambda x: small_loss(unravel(x)))(flat)
+  expected = np.linalg.eigvalsh(full)[::-1][:3]
+  found, errors = hessian.top_eigenvalues(small_loss, params, 3, 20)
+  np.testing.assert_allclose(found, expected, rtol=1e-3)
+  assert (errors < 1e-3).all()
+
+
+def test_few_iterations_say_how_far_they_are():
+  params = small_params()
+  flat, unravel = ravel_pytree(params)
+  full = jax.hessian(lambda x: small_loss(unravel(x)))(flat)
+  (found,), (error,) = hessian.top_eigenvalues(small_loss, params, 1, 3)
+  nearest = np.abs(np.linalg.eigvalsh(full) - found).min()
+  assert nearest <= error + 1e-6
+  assert error > 0
+
+
+def test_lanczos_ends_where_nothing_is_left():
+  bowl = jax.tree_util.Partial(lambda p: 3 * jnp.sum(p**2))
+  found, errors = hessian.top_eigenvalues(bowl, jnp.ones(7), 2, 5)
+  np.testing.assert_allclose(found, [6.0], rtol=1e-5)
+  np.testing.assert_allclose(errors, [0.0], atol=1e-4)
+
+
+# Angles and probes.
+
+
+@pytest.mark.parametrize(
+  ('other', 'degrees'),
+  [
+    ((2.0, 0.0), 0.0),
+    ((0.0, 3.0), 90.0),
+    ((-1.0, 0.0), 180.0),
+    ((1.0, 1e-4), np.degrees(1e-4)),
+    ((1.0, 1.0), 45.0),
+  ],
+)
+def test_angle(other, degrees):
+  tree = lambda x, y: {'a': jnp.array([x]), 'b': jnp.array([[y]])}
+  found = probe.angle(tree(1.0, 0.0), tree(*other))
+  np.testing.assert_allclose(found, degrees, rtol=1e-5, atol=1e-6)
+
+
+def test_angle_to_nothing_is_not_a_number():
+  assert np.isnan(probe.angle({'a': jnp.ones(2)}, {'a': jnp.zeros(2)}))
+
+
+@pytest.fixture(scope='module')
+def probed():
+  """A state, its batch and what a probe with ρ = 0.3 sees there."""
+  setup, batch = Setup('freematch'), make_batch()
+  state = setup.init()
+  look = probe.make_probe(setup.forward, setup.method, rho=0.3)
+  images = jax.random.normal(jax.random.key(9), (8, 8, 8, 1))
+  held_out = images, jnp.arange(8) % 4
+  return state, batch, held_out, jax.jit(look)(state, batch, held_out)
+
+
+def test_probe_sees_what_the_recipes_compute(probed):
+  state, batch, _, found = probed
+  _, plain = jax.jit(Setup('freematch').step)(state, batch)
+  _, cross = jax.jit(Setup('freematch', 'flatmatch', rho=0.3).step)(
+    state, batch
+  )
+  _, own = jax.jit(Setup('freematch', 'sharp_labeled', rho=0.3).step)(
+    state, batch
+  )
+  expected = {
+    'labeled_loss': plain['labeled_loss'],
+    'unlabeled_loss': plain['unlabeled_loss'],
+    'total_gradient_norm': plain['gradient_norm'],
+    'sharpness': own['worst_loss'] - plain['labeled_loss'],
+    'cross_sharpness': cross['worst_loss'] - plain['unlabeled_loss'],
+  }
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6)
+  assert abs(found['cross_sharpness']) > 1e-3
+
+
+def test_angle_and_norms_of_a_probe_obey_the_law_of_cosines(probed):
+  *_, found = probed
+  labeled, unlabeled, total = (
+    float(found[f'{name}_gradient_norm'])
+    for name in ('labeled', 'unlabeled', 'total')
+  )
+  cosine = np.cos(np.radians(found['gradient_angle']))
+  np.testing.assert_allclose(
+    unlabeled**2,
+    labeled**2 + total**2 - 2 * labeled * total * cosine,
+    rtol=1e-3,
+  )
+
+
+def test_sharpness_of_held_out_images_is_their_own(probed):
+  state, _, (images, labels), found = probed
+  setup = Setup('freematch')
+
+  @jax.tree_util.Partial
+  def loss(params):
+    outputs, _ = setup.forward(params, state.batch_stats, {'x': images})
+    logits = outputs['x'].logits
+    rows = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return rows.mean()
+
+  (expected,) = sharpness.rises(loss, loss, state.params, [0.3])
+  np.testing.assert_allclose(found['held_out_sharpness'], expected, rtol=1e-4)
+
+
+def test_supervised_training_has_one_gradient():
+  setup = Setup('supervised')
+  look = probe.make_probe(setup.forward, setup.method, rho=0.3)
+  found = jax.jit(look)(setup.init(), make_batch(views=()))
+  assert found['gradient_angle'] == 0
+  assert found['cross_sharpness'] == 0
+  assert found['unlabeled_gradient_norm'] == 0
