@@ -57,6 +57,9 @@ def write_run(
     'dataset.json',
     {
       'class_names': names,
+      'image_shape': [8, 8, 1],
+      'num_train': 1437,
+      'test_share': 1.0,
       'num_unlabeled': 1437,
       'num_test': 360,
       'fingerprint': changes.get('data_dir', ''),
@@ -458,20 +461,20 @@ def test_tables_for_spreadsheets_and_papers(tmp_path):
     {'seed': 0},
     {'seed': 1, 'offset': 2.0},
     {'method': 'flatmatch_e', 'done': False},
-    {'dataset': 'cifar10', 'data_dir': 'x'},
+    {'dataset': 'cifar10'},
   )
   rows = list(csv.DictReader(io.StringIO(export.as_csv(found))))
-  assert [row['method'] for row in rows] == [
-    'flatmatch',
-    'flatmatch_e',
-    'flatmatch',
+  assert [(row['dataset'], row['method']) for row in rows] == [
+    ('cifar10', 'flatmatch'),
+    ('digits', 'flatmatch'),
+    ('digits', 'flatmatch_e'),
   ]
+  assert rows.pop(0)['paper_full_runs'] == '5.58±2.36'
   assert float(rows[0]['error_last_mean']) == pytest.approx(80 / 30 + 1)
   assert float(rows[0]['error_last_std']) == pytest.approx(2**0.5)
   assert (rows[0]['runs'], rows[0]['seeds']) == ('2', '0, 1')
   assert (rows[1]['runs'], rows[1]['unfinished']) == ('0', '1')
   assert rows[1]['error_last_mean'] == ''
-  assert rows[2]['paper_full_runs'] == '5.58±2.36'
   latex = export.as_latex(found)
   body = [line for line in latex.splitlines() if line.endswith(r'\\')]
   assert {line.count('&') for line in body} == {7}
@@ -529,7 +532,7 @@ def test_wrong_outputs_are_refused(call, tmp_path):
   files = write_run(tmp_path / 'run')
   for out, word in (
     (tmp_path / 'page.csv', '.html'),
-    (tmp_path / 'absent' / 'a.html', 'No such file'),
+    (tmp_path / 'absent' / 'a.html', 'there is no'),
   ):
     code, _, stderr = call('--workdir', files.path, '--out', out)
     assert code == 2

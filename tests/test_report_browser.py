@@ -95,24 +95,28 @@ CONTRASTS = """
   const context = document.createElement('canvas').getContext('2d');
   const linear = c => (c /= 255) <= .03928 ? c / 12.92
     : ((c + .055) / 1.055) ** 2.4;
-  const light = color => {
-    context.fillStyle = color;
-    context.fillRect(0, 0, 1, 1);
+  const light = (...colors) => {
+    for (const color of colors) {
+      context.fillStyle = color;
+      context.fillRect(0, 0, 1, 1);
+    }
     const [r, g, b] = context.getImageData(0, 0, 1, 1).data;
     return .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
   };
+  // Backgrounds that let shine through are painted over each other.
   const behind = element => {
+    const colors = [];
     for (let e = element; e; e = e.parentElement) {
-      const color = getComputedStyle(e).backgroundColor;
-      if (!/, 0\\)|transparent/.test(color)) return color;
+      colors.unshift(getComputedStyle(e).backgroundColor);
     }
+    return light(...colors);
   };
-  const what = 'h1, .note, dt, dd, svg text, th, td, .legend li, nav a, pre, '
-    + 'figcaption p, .tile figcaption, .tile small, .downloads a';
+  const what = 'h1, .status, .note, dt, dd, svg text, th, td, .legend li, '
+    + 'nav a, pre, figcaption p, .tile b, .tile small, .downloads a';
   return [...document.querySelectorAll(what)].map(element => {
     const style = getComputedStyle(element);
     const color = element.tagName === 'text' ? style.fill : style.color;
-    const [a, b] = [light(color), light(behind(element))];
+    const [a, b] = [light(color), behind(element)];
     return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05),
             element.outerHTML.slice(0, 80)];
   });

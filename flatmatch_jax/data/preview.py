@@ -52,7 +52,7 @@ def pairs(images: np.ndarray, pad: int, flip: bool) -> dict[str, np.ndarray]:
 
 def spread(labels: np.ndarray, count: int) -> np.ndarray:
   """Rows over all classes, where images come class by class."""
-  known = max(count, int(np.sum(labels >= 0)))
+  known = min(len(labels), max(count, int(np.sum(labels >= 0))))
   return np.linspace(0, known - 1, count).astype(int)
 
 

@@ -10,9 +10,8 @@ table as .csv and .tex beside it.
 
 import os
 import pathlib
-import sys
 
-from flatmatch_jax import cli
+from flatmatch_jax import cli, files, logging
 from flatmatch_jax.report import comparison, export, predictions, runs, single
 from flatmatch_jax.types import UserError
 
@@ -31,24 +30,21 @@ def main():
   out = pathlib.Path(args.out or default_out(found))
   if out.suffix != '.html':
     raise UserError(f'--out {out} must be a file that ends in .html.')
+  files.check_target('--out', str(out))
   if len(found) == 1:
-    write(out, one_page(found[0], args.data_dir))
-    print(f'The report is in {out}')
-    return
-  if args.data_dir:
-    raise UserError(
-      f'--data_dir {args.data_dir} is for the report of one --workdir; of '
-      'several no images are shown.'
-    )
-  groups = comparison.group(found)
-  tables = {
-    out.with_suffix('.csv'): export.as_csv(groups),
-    out.with_suffix('.tex'): export.as_latex(groups),
-  }
-  named = {path.name: text for path, text in tables.items()}
-  for path, text in (tables | {out: comparison.render(groups, named)}).items():
-    write(path, text)
-  print(f'The report is in {out}, its table also in {" and ".join(named)}')
+    written, also = {out: one_page(found[0], args.data_dir)}, ''
+  else:
+    if args.data_dir:
+      raise UserError(
+        f'--data_dir {args.data_dir} is for the report of one --workdir; of '
+        'several no images are shown.'
+      )
+    written = several(found, out)
+    also = f', its table also in {out.stem}.csv and .tex'
+  for path, text in written.items():
+    with files.replacing(path, mode='w', encoding='utf-8') as file:
+      file.write(text)
+  print(f'The report is in {out}{also}')
 
 
 def default_out(found: list[runs.RunFiles]) -> pathlib.Path:
@@ -66,20 +62,19 @@ def one_page(run: runs.RunFiles, data_dir: str | None) -> str:
     found, reason = predictions.predict(run.files, data_dir), ''
   except UserError as error:
     found, reason = None, str(error)
-    print(f'No predictions in the report: {reason}', file=sys.stderr)
+    logging.say(f'No predictions in the report: {reason}')
   return single.render(run, found, reason)
 
 
-def write(path: pathlib.Path, text: str) -> None:
-  """Whole or not at all."""
-  temporary = path.with_name(f'{path.name}.tmp')
-  try:
-    temporary.write_text(text, encoding='utf-8')
-    temporary.replace(path)
-  except OSError as error:
-    raise UserError(
-      f'Cannot write {path}: {error.strerror}. Choose a file with --out.'
-    ) from error
+def several(found: list[runs.RunFiles], out: pathlib.Path) -> dict:
+  """The page of several runs, and its table in two formats, by their files."""
+  groups = comparison.group(found)
+  tables = {
+    out.with_suffix('.csv'): export.as_csv(groups),
+    out.with_suffix('.tex'): export.as_latex(groups),
+  }
+  named = {path.name: text for path, text in tables.items()}
+  return tables | {out: comparison.render(groups, named)}
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ import numpy as np
 from flatmatch_jax.report.page import Html, card, tag
 
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 388, 22, 206  # Of the plot inside the box.
+LEFT, RIGHT, TOP, BOTTOM = 46, 388, 26, 206  # Of the plot inside the box.
 COLORS = 8  # In style.css; then the same, dashed.
 SHARE = 'share, %'  # Always drawn up to 100.
 POINTS = 400  # More are averaged.
@@ -108,8 +108,11 @@ def _top(lines, until):
   return (1.05 * settled if cut else highest), cut
 
 
-def curves(title: str, lines: list[Line], unit: str) -> Html:
-  """Lines over steps from zero on; '' if none of them has a value."""
+def curves(title: str, lines: list[Line], unit: str, key: bool = True) -> Html:
+  """Lines over steps from zero on; '' if none of them has a value.
+
+  Without a `key` their names have to stand beside.
+  """
   lines = [
     line._replace(color=i)
     for i, line in enumerate(lines)
@@ -150,7 +153,7 @@ def curves(title: str, lines: list[Line], unit: str) -> Html:
     data_until=until,
   )
   return card(
-    title, legend(lines) if len(lines) > 1 else None, picture, note=note
+    title, legend(lines) if key and len(lines) > 1 else None, picture, note=note
   )
 
 
@@ -172,6 +175,7 @@ def style_of(color: int) -> str:
 
 
 def legend(lines: list[Line]) -> Html:
+  """The names of lines beside their colours."""
   items = [
     tag('li', tag('i', class_=style_of(line.color)), line.name)
     for line in lines
@@ -212,7 +216,7 @@ def _window(shapes):
 
 
 def _axes(across, up, unit):
-  parts = [text(unit, 2, 12, 'start')]
+  parts = [text(unit, 2, 11, 'start')]
   for value in ticks(up.low, up.high, 4):
     y = up(value)
     parts.append(tag('line', x1=LEFT, x2=RIGHT, y1=y, y2=y))
@@ -263,7 +267,7 @@ def reliability(bins: dict[str, np.ndarray], error: float) -> Html:
     'svg',
     *shapes,
     ideal,
-    text('accuracy, %', 2, 12, 'start'),
+    text('accuracy, %', 2, 11, 'start'),
     text('share of the images, %', LEFT + 4, 184, 'start'),
     text('confidence', (LEFT + RIGHT) / 2, 256, 'middle'),
     viewBox=f'0 0 {WIDTH} 260',

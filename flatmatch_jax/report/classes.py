@@ -46,7 +46,12 @@ def section(found: Predictions, names: list[str]) -> Html:
 def matrix(confusion, names) -> Html:
   """Truth down, prediction across; colour is the share of the row."""
   shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-  head = [tag('th', tag('span', name), scope='col') for name in names]
+  # Long ones stand upright.
+  kind = 'tall' if max(map(len, names)) > 3 else None
+  head = [
+    tag('th', tag('span', name, class_=kind, title=name), scope='col')
+    for name in names
+  ]
   rows = []
   for i, name in enumerate(names):
     cells = [
@@ -58,7 +63,7 @@ def matrix(confusion, names) -> Html:
       )
       for j in range(len(names))
     ]
-    rows.append(tag('tr', tag('th', name, scope='row'), *cells))
+    rows.append(tag('tr', tag('th', name, scope='row', title=name), *cells))
   corner = tag('td', 'truth ↓ predicted →')
   content = tag(
     'table',
@@ -70,6 +75,7 @@ def matrix(confusion, names) -> Html:
     'Confusion',
     scrolling('confusion matrix', content),
     note='Images of each class (rows) by what they were taken for (columns).',
+    wide=len(names) > 10,
   )
 
 
@@ -96,5 +102,5 @@ def bars(names, values, label) -> Html:
     bar = tag('div', class_='fill', style=f'--share:{share:.4f}')
     text = '–' if value is None else f'{value:.1f}'
     cells = tag('td', bar), tag('td', text, class_='number')
-    rows.append(tag('tr', tag('th', name, scope='row'), *cells))
+    rows.append(tag('tr', tag('th', name, scope='row', title=name), *cells))
   return scrolling(label, tag('table', tag('tbody', *rows), class_='bars'))

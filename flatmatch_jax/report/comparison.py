@@ -1,6 +1,7 @@
 """The page of several runs: means over seeds, side by side."""
 
 import collections
+import os
 import statistics
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ ERRORS = {
   'error_best': 'best',
   'error_selected': 'at best validation',
   'val_error_last': 'validation, last',
+  'val_error_median20': 'validation, median of last 20',
+  'val_error_best': 'validation, best',
 }
 PANELS = (
   ('Test error', 'error, %', 'error'),
@@ -68,7 +71,7 @@ class Group(NamedTuple):
 def group(runs: list[RunFiles]) -> list[Group]:
   """By dataset, labels and method, and by what else differs among those."""
   alike = collections.defaultdict(list)
-  for run in runs:
+  for run in sorted(runs, key=lambda run: (run.data, _order(run.labels))):
     alike[run.data, run.labels, run.config['method']].append(run)
   groups = []
   for (data, labels, method), members in alike.items():
@@ -86,6 +89,11 @@ def group(runs: list[RunFiles]) -> list[Group]:
       part.sort(key=lambda run: (run.config['seed'], run.config['split_seed']))
       groups.append(Group(data, labels, method, settings, part))
   return groups
+
+
+def _order(labels):
+  """Numbers before 'all'."""
+  return isinstance(labels, str), labels
 
 
 def _settings(run):
@@ -170,7 +178,7 @@ def results(groups: list[Group], files: dict[str, str]) -> Html:
       mean = mean_and_deviation(values)[0] if values else ''
       row.append((spread(values), mean))
     if any(papers):
-      row.append((paper or '–', _leading(paper)))
+      row.append((paper.replace('±', ' ± ') or '–', _leading(paper)))
     rows.append(row)
   links = [
     tag(
@@ -181,9 +189,9 @@ def results(groups: list[Group], files: dict[str, str]) -> Html:
     )
   ]
   words = (
-    'Test errors in percent: mean ± standard deviation (n − 1) of the finished '
-    'runs. “Best” looks at the test images to choose; compare by “last” or '
-    '“median”.'
+    'Errors in percent, of test images where nothing else is said: mean ± '
+    'standard deviation (n − 1) of the finished runs. “Best” looks at the very '
+    'images to choose; compare by “last” or “median”.'
   )
   if any(papers):
     words += (
@@ -215,11 +223,16 @@ def curves(groups: list[Group]) -> Html:
   parts = []
   for (data, labels), members in alike.items():
     panels = [
-      charts.curves(title, [_mean_line(g, key) for g in members], unit)
+      charts.curves(title, [_mean_line(g, key) for g in members], unit, False)
       for title, unit, key in PANELS
     ]
     if any(panels):
-      parts += [tag('h3', f'{data}, {labels} labels'), grid(*panels)]
+      names = [
+        charts.Line(member.name, [], [], color=i)
+        for i, member in enumerate(members)
+      ]
+      parts += [tag('h3', f'{data}, {labels} labels'), charts.legend(names)]
+      parts.append(grid(*panels))
   if not parts:
     return Html('')
   return join(
@@ -245,9 +258,12 @@ def _mean_line(group: Group, key: str) -> charts.Line:
 
 def every_run(groups: list[Group]) -> Html:
   rows: list[list] = []
+  parents = [run.files.path.parent for g in groups for run in g.runs]
+  base = os.path.commonpath(parents)
   for member in groups:
     for run in member.runs:
-      row: list = [str(run.files.path), member.name, member.data, member.labels]
+      folder = os.path.relpath(run.files.path, base)
+      row: list = [folder, member.name, member.data, member.labels]
       row += [run.config['seed'], run.status]
       for key in ('error_last', 'error_best'):
         value = run.result.get(key)
@@ -257,4 +273,7 @@ def every_run(groups: list[Group]) -> Html:
       rows.append(row)
   head = ['folder', 'method', 'dataset', 'labels', 'seed', 'state']
   head += ['last error, %', 'best error, %', 'time, s']
-  return table(head, rows, 'runs', sortable=True)
+  return join(
+    note(f'Folders are those in {base}.'),
+    table(head, rows, 'runs', sortable=True),
+  )

@@ -21,14 +21,14 @@ def examples(found: Predictions, names: list[str]) -> Html:
       right = guess == truth
       sure = f'{probabilities[guess]:.1%}'
       alt = f'{names[truth]}, predicted {names[guess]} with {sure}'
-      words = [tag('b', names[guess]), f' {sure}']
+      words = [tag('b', names[guess]), tag('span', sure)]
       if not right:
         words.append(tag('small', f'is {names[truth]}'))
       tiles.append(
         tag(
           'figure',
           picture(image, alt),
-          tag('figcaption', *words),
+          tag('figcaption', *words, title=alt),
           class_='tile right' if right else 'tile wrong',
         )
       )

@@ -107,13 +107,14 @@ def _cell(number, cell):
 
 
 def picture(pixels: np.ndarray, alt: str) -> Html:
-  """An image of uint8 [H, W, C] inside the page."""
+  """An image of uint8 [H, W, C] inside the page; large ones as photos."""
   buffer = io.BytesIO()
-  Image.fromarray(pixels.squeeze()).save(buffer, format='PNG')
   small = max(pixels.shape[:2]) <= _SMALL
+  kind = 'png' if small else 'jpeg'
+  Image.fromarray(pixels.squeeze()).save(buffer, format=kind, quality=90)
   return tag(
     'img',
-    src=data_uri('image/png', buffer.getvalue()),
+    src=data_uri(f'image/{kind}', buffer.getvalue()),
     alt=alt,
     class_='pixels' if small else None,
   )

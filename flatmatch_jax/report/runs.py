@@ -10,6 +10,18 @@ from flatmatch_jax.workdir import Workdir
 
 # Datasets whose images depend on more than their name.
 _OWN = {'folder': 'data_dir', 'npz': 'data_dir', 'tfds': 'tfds_name'}
+_NEEDED = (
+  'dataset',
+  'method',
+  'labels',
+  'seed',
+  'split_seed',
+  'steps',
+  'model',
+  'batch_size',
+  'unlabeled_batch_size',
+  'variant',
+)
 
 
 class RunFiles(NamedTuple):
@@ -57,10 +69,11 @@ def read(path: str) -> RunFiles:
     )
   files = Workdir(path)
   config = files.read('config.json')
-  if not isinstance(config, dict) or not {'dataset', 'method'} <= set(config):
+  absent = [key for key in _NEEDED if key not in config]
+  if absent:
     raise UserError(
       f'{files.path / "config.json"} is not the config of a run: it has no '
-      'dataset or no method. Give the --workdir of a `python main.py`.'
+      f'{", ".join(absent)}. Give the --workdir of a `python main.py`.'
     )
   optional = lambda name: files.read(name) if files.has(name) else {}
   rows, result = files.metrics(), optional('result.json')

@@ -3,7 +3,7 @@
 // Without it the page says the same, and neither.
 
 const SVG = 'http://www.w3.org/2000/svg';
-const [LEFT, RIGHT, TOP, BOTTOM, WIDTH] = [46, 388, 22, 206, 400];
+const [LEFT, RIGHT, TOP, BOTTOM, WIDTH] = [46, 388, 26, 206, 400];
 
 function show(svg, lines, until, event) {
   const box = svg.getBoundingClientRect();

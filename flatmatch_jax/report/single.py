@@ -56,7 +56,27 @@ PANELS = (
   (
     'Gradient norms',
     'norm',
-    {'gradient_norm': 'gradient', 'offset_norm': 'offset ε'},
+    {
+      'gradient_norm': 'of the step',
+      'labeled_gradient_norm': 'labeled loss',
+      'unlabeled_gradient_norm': 'unlabeled loss',
+      'total_gradient_norm': 'their sum',
+      'offset_norm': 'offset ε',
+    },
+  ),
+  (
+    'Gradient angle',
+    'angle, degrees',
+    {'gradient_angle': 'labeled against total'},
+  ),
+  (
+    'Sharpness',
+    'rise of the loss',
+    {
+      'sharpness': 'labeled loss',
+      'cross_sharpness': 'unlabeled loss (cross-sharpness)',
+      'held_out_sharpness': 'held-out images',
+    },
   ),
   (
     'Calibration error',
@@ -68,7 +88,6 @@ PANELS = (
 # Drawn elsewhere, or the same as another but for rare classes.
 _ELSEWHERE = ('step', 'class_histogram', 'balanced_error', 'val_balanced_error')
 _RECENT = 10  # Rows of metrics.jsonl that a histogram is the mean of.
-_UNITS = {'angle': 'angle, degrees', 'norm': 'norm', 'loss': 'loss'}
 
 
 def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
@@ -167,9 +186,8 @@ def curves(run: RunFiles) -> Html:
   for key in dict.fromkeys(key for row in rows for key in row):
     if key not in known:
       name = key.replace('_', ' ')
-      unit = next((u for word, u in _UNITS.items() if word in key), name)
       line = _line(rows, key, name)
-      panels.append(charts.curves(name.capitalize(), [line], unit))
+      panels.append(charts.curves(name.capitalize(), [line], name))
   return grid(*panels, histogram(run))
 
 
