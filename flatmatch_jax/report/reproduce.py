@@ -28,14 +28,9 @@ def command(config: dict, workdir: str) -> str:
       f'configs/{file} has no {", ".join(sorted(unknown))}, which the run had.'
     )
   changed = [
-    f'--config.{key}={_written(value)}'
+    f'--config.{key}={value}'
     for key, value in here.items()
     if value != usual[key]
   ]
   words = ['python', 'main.py', '--config', f'configs/{file}:{argument}']
   return shlex.join([*words, *changed, '--workdir', workdir])
-
-
-def _written(value):
-  """As the flag reads it: lists were tuples."""
-  return tuple(value) if isinstance(value, list) else value
