@@ -7,7 +7,6 @@ Writes DIR/analysis/NAME.npz with the numbers and NAME.png and .svg; with
 several runs also compared_NAME.png and .svg of all of them into the first.
 """
 
-import argparse
 import functools
 import pathlib
 
@@ -82,7 +81,7 @@ ANALYSES = {'landscape': analyze_landscape, 'sharpness': analyze_sharpness}
 
 
 def main():
-  parser = argparse.ArgumentParser(description='Analyses of runs.')
+  parser = cli.Parser(description='Analyses of runs.')
   parser.add_argument(
     '--workdir', required=True, nargs='+', help='folders of runs'
   )

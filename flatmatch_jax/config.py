@@ -1,6 +1,7 @@
 """Checks a config before any work, with errors that say what to change."""
 
 import pathlib
+import re
 
 import jax
 from ml_collections import ConfigDict
@@ -9,6 +10,7 @@ from flatmatch_jax import data, methods, models, recipes, rules
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.types import UserError, did_you_mean
 
+_TFDS_NAME = r'\w+(/[\w.+-]+)?(:[0-9*]+\.[0-9*]+\.[0-9*]+)?'
 OPTIMIZERS = ('sgd', 'adamw')
 
 
@@ -161,6 +163,12 @@ def _check_source(config):
     raise UserError(
       'No dataset of TFDS is named; choose one with the file: --config '
       'FILE.py:name=mnist.'
+    )
+  if 'tfds_name' in fields and not re.fullmatch(_TFDS_NAME, config.tfds_name):
+    raise UserError(
+      f'config.tfds_name={config.tfds_name!r} is not written as name, '
+      "name/config or name:1.2.3; TFDS's namespaces, which run code of others, "
+      'are not read.'
     )
   if 'image_size' in fields and not 8 <= config.image_size <= 1024:
     raise UserError(

@@ -14,16 +14,18 @@ _MAX_JSON = 2**26  # A split of ImageNet takes 2**24 bytes.
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike, **options) -> Iterator[Any]:
+def replacing(path: str | os.PathLike, mode='wb', **options) -> Iterator[Any]:
   """Opens a file that takes the place of `path` when it is complete.
 
-  `options` are those of `open`; without any, bytes are written. Whatever goes
-  wrong, the old file stays and nothing else is left.
+  `mode` and `options` are those of `open`. Whatever goes wrong, the old file
+  stays and nothing else is left.
   """
   path = pathlib.Path(path)
   temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+  # Made anew: in a folder of many users it could be a link to elsewhere.
+  temporary.unlink(missing_ok=True)
   try:
-    with temporary.open(**({'mode': 'wb'} | options)) as file:
+    with temporary.open(mode.replace('w', 'x'), **options) as file:
       yield file
       file.flush()
       os.fsync(file.fileno())  # Or the name could be on disk before this.

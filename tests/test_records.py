@@ -5,9 +5,11 @@ import io
 import os
 import shutil
 
+import hypothesis
 import numpy as np
 from PIL import Image
 import pytest
+import test_fuzz
 
 from flatmatch_jax.data import records, sources
 from flatmatch_jax.types import UserError
@@ -196,6 +198,29 @@ def test_index_that_cannot_serve_is_made_anew(builder, how):
   again = records.open_split(builder, 'train')
   np.testing.assert_array_equal(again.labels, good.labels)
   np.testing.assert_array_equal(np.load(path)['labels'], good.labels)
+
+
+def test_no_damage_of_an_index_is_believed(builder, tmp_path):
+  good = records.open_split(builder, 'train')
+  original = os.path.join(
+    builder.data_dir, 'imagenet2012-5.1.0-train.index.npz'
+  )
+  with open(original, 'rb') as file:
+    content = file.read()
+  names, sizes = records._files(list(good.files))
+  counts = builder.info.splits['train'].shard_lengths
+  path = tmp_path / 'index.npz'
+
+  @test_fuzz.fuzz(150)
+  @hypothesis.given(test_fuzz.damaged([content]))
+  def check(damaged):
+    path.write_bytes(damaged)
+    found = records._load(str(path), names, sizes, counts, 1000)
+    if found is not None:  # What was damaged is not in use.
+      for name, column in found.items():
+        np.testing.assert_array_equal(column, getattr(good, name))
+
+  check()
 
 
 def damage(builder, function):

@@ -278,6 +278,15 @@ WRONG = (
       [file('folder', 'image_size=0'), '--config.data_dir=/tmp'],
       ['image_size=0', 'from 8 to 1024'],
     ),
+    'namespace of TFDS': (
+      [file('tfds', 'name=huggingface:mnist')],
+      ["'huggingface:mnist'", 'run code of others'],
+    ),
+    'path as a name of TFDS': (
+      [file('tfds', 'name=../mnist')],
+      ["'../mnist'", 'name/config'],
+    ),
+    'no name of TFDS': ([file('tfds')], ['name=mnist']),
     'no data_dir': ([file('folder')], ['data_dir is empty', 'DIR']),
     'missing data_dir': (
       [file('folder'), '--config.data_dir=/none'],

@@ -1,0 +1,204 @@
+"""What SECURITY.md says of the program itself."""
+
+import ast
+import os
+import pathlib
+import re
+
+import jax
+import pytest
+
+from flatmatch_jax import files, logging, plots, predict
+from flatmatch_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parent.parent
+SOURCES = sorted(
+  [
+    *(ROOT / 'flatmatch_jax').rglob('*.py'),
+    *(ROOT / 'configs').glob('*.py'),
+    ROOT / 'main.py',
+  ]
+)
+# Modules that run what they read, and those that speak to a network.
+FORBIDDEN = {
+  'cloudpickle',
+  'dill',
+  'ftplib',
+  'http',
+  'joblib',
+  'marshal',
+  'pickle',
+  'requests',
+  'shelve',
+  'subprocess',
+  'torch',
+  'urllib',
+  'yaml',
+}
+
+
+def calls(tree):
+  """Of each call the last name of what is called, and the call."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call):
+      function = node.func
+      name = getattr(function, 'attr', getattr(function, 'id', ''))
+      yield name, node
+
+
+@pytest.mark.parametrize(
+  'path', SOURCES, ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_nothing_runs_what_it_reads(path):
+  tree = ast.parse(path.read_text())
+  imported = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      imported |= {alias.name.partition('.')[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      imported.add((node.module or '').partition('.')[0])
+  assert not imported & FORBIDDEN
+  for name, call in calls(tree):
+    assert name not in ('eval', 'exec', 'system', 'popen', 'fromfile'), name
+    given = {word.arg: word.value for word in call.keywords}
+    if ast.unparse(call.func) == 'np.load' or 'allow_pickle' in given:
+      assert ast.unparse(given['allow_pickle']) == 'False'
+
+
+def listening(lines):
+  """The inodes of sockets that wait for somebody, of /proc/net/tcp's lines."""
+  rows = [line.split() for line in lines[1:]]
+  return {row[9] for row in rows if row[3] == '0A'}
+
+
+def test_no_socket_listens():
+  """Not after JAX computes; tests/test_processes.py starts its coordinator."""
+  jax.block_until_ready(jax.numpy.ones(3) + 1)
+  waiting = set()
+  for kind in ('tcp', 'tcp6'):
+    waiting |= listening(
+      pathlib.Path(f'/proc/self/net/{kind}').read_text().splitlines()
+    )
+  mine = set()
+  for path in pathlib.Path('/proc/self/fd').iterdir():
+    if path.is_symlink():
+      mine |= set(re.findall(r'socket:\[(\d+)\]', os.readlink(path)))
+  assert not waiting & mine
+
+
+# Whole files.
+
+
+def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
+  path = tmp_path / 'a.txt'
+  with files.replacing(path) as file:
+    file.write(b'first')
+
+  def stop(error):
+    with files.replacing(path, mode='w') as file:
+      file.write('second')
+      raise error
+
+  for error in (OSError, KeyboardInterrupt):
+    with pytest.raises(error):
+      stop(error)
+    assert path.read_text() == 'first'
+    assert os.listdir(tmp_path) == ['a.txt']
+  order = []
+  monkeypatch.setattr(os, 'fsync', lambda _: order.append('on disk'))
+  replace = pathlib.Path.replace
+  monkeypatch.setattr(
+    pathlib.Path,
+    'replace',
+    lambda *args: (order.append('named'), replace(*args)),
+  )
+  with files.replacing(path) as file:
+    file.write(b'third')
+  assert order == ['on disk', 'named']
+  assert path.read_text() == 'third'
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path):
+  other = tmp_path / 'other'
+  other.write_text('of somebody')
+  path = tmp_path / 'a.txt'
+  path.with_name(f'a.txt.{os.getpid()}.tmp').symlink_to(other)
+  with files.replacing(path) as file:
+    file.write(b'mine')
+  assert other.read_text() == 'of somebody'
+  assert path.read_text() == 'mine'
+  assert not path.is_symlink()
+
+
+def test_figures_are_whole_or_the_old_ones(tmp_path, monkeypatch):
+  from matplotlib.figure import Figure
+
+  path = tmp_path / 'curves.png'
+  plots.curves([{'step': 1, 'error': 50.0}], 'first', path)
+  before = path.read_bytes()
+
+  def torn(self, file, **_):
+    file.write(b'half')
+    raise OSError('No space left on device')
+
+  monkeypatch.setattr(Figure, 'savefig', torn)
+  with pytest.raises(OSError, match='No space'):
+    plots.curves([{'step': 1, 'error': 40.0}], 'second', path)
+  assert path.read_bytes() == before
+  assert os.listdir(tmp_path) == ['curves.png']
+
+
+# Names that come from anywhere.
+
+
+@pytest.mark.parametrize(
+  ('text', 'shown'),
+  [
+    ('Katze 猫 é', 'Katze 猫 é'),
+    ('\x1b[2Jgone', '\\x1b[2Jgone'),
+    ('two\nlines\r', 'two\\nlines\\r'),
+    ('\u202efdp.exe', '\\u202efdp.exe'),
+    ('\udc80', '\\udc80'),  # A byte of a file's name that is no text.
+    ('\x9b31m', '\\x9b31m'),
+  ],
+)
+def test_terminals_are_not_steered(text, shown, capsys):
+  assert logging.printable(text) == shown
+  logging.say(text)
+  assert capsys.readouterr().err.endswith(f'] {shown}\n')
+
+
+@pytest.mark.parametrize(
+  ('name', 'file', 'label'),
+  [
+    ('cat', 'cat', 'cat'),
+    ('=1+1', './=1+1', "'=1+1"),
+    ('@SUM(A1)', './@SUM(A1)', "'@SUM(A1)"),
+    ('+cmd|x', './+cmd|x', "'+cmd|x"),
+    ('-1', '-1', '-1'),
+    ('+0.5', '+0.5', '+0.5'),
+    ('a=1', 'a=1', 'a=1'),
+  ],
+)
+def test_spreadsheets_do_not_compute_names(tmp_path, name, file, label):
+  path = tmp_path / 'out.csv'
+  with predict._output(str(path)) as write_row:
+    write_row([name, name, 3, '0.5000'])
+  assert path.read_text() == f'{file},{label},3,0.5000\n'
+
+
+def test_names_of_any_bytes_are_written_as_they_are(tmp_path, capsys):
+  path = tmp_path / 'out.csv'
+  name = os.fsdecode(b'\xff\x1b.png')
+  with predict._output(str(path)) as write_row:
+    write_row([name, 'cat', 3, '0.5000'])
+  assert path.read_bytes() == b'\xff\x1b.png,cat,3,0.5000\r\n'
+  with predict._output(None) as write_row:
+    write_row([name, 'cat', 3, '0.5000'])
+  assert capsys.readouterr().out == '\\udcff\\x1b.png,cat,3,0.5000\r\n'
+
+
+@pytest.mark.parametrize('path', ['/', '/none/a', '/dev/null'])
+def test_targets_that_cannot_be_are_refused(path):
+  with pytest.raises(UserError, match='--out'):
+    files.check_target('--out', path)
