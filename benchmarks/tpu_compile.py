@@ -17,6 +17,7 @@ them by JAX's default.
 """
 
 import json
+import math
 import os
 import pathlib
 import sys
@@ -54,7 +55,7 @@ def abstract_data(config, views, everywhere, over_batch):
     whole = array(everywhere)
     labeled = count if config.labels == 'all' else config.labels
     return resident.Resident(
-      images=whole(jnp.uint8, count, *shape),
+      images=resident.Images(whole(jnp.uint8, count, math.prod(shape)), shape),
       labels=whole(jnp.int32, count),
       labeled=whole(jnp.int32, labeled),
       unlabeled=whole(jnp.int32, count),

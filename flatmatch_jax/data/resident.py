@@ -7,6 +7,7 @@ RandAugment are drawn inside the compiled step, so a run resumes exactly.
 from collections.abc import Generator
 from typing import NamedTuple
 
+import flax.struct
 import jax
 import numpy as np
 
@@ -14,10 +15,37 @@ from flatmatch_jax.data import augment
 from flatmatch_jax.types import Batch
 
 
+@flax.struct.dataclass
+class Images:
+  """Images [N, H, W, C] that lie in memory as rows of bytes.
+
+  As one array, TPUs would keep them with N innermost, and copy them all, at
+  every step, to take some.
+  """
+
+  rows: jax.Array  # [N, H * W * C] uint8
+  size: tuple[int, int, int] = flax.struct.field(pytree_node=False)
+
+  def __len__(self):
+    return self.rows.shape[0]
+
+  def __getitem__(self, index):
+    rows = self.rows[index]
+    return rows.reshape(*rows.shape[:-1], *self.size)
+
+  @property
+  def shape(self):
+    return len(self), *self.size
+
+  @property
+  def sharding(self):
+    return self.rows.sharding
+
+
 class Resident(NamedTuple):
   """The training set, and which of its images play which part."""
 
-  images: jax.Array  # [N, H, W, C] uint8
+  images: Images
   labels: jax.Array  # [N], -1 where unknown.
   labeled: jax.Array  # Indices of the images whose labels may be used.
   unlabeled: jax.Array  # Indices of the pool of unlabeled images.
@@ -30,8 +58,10 @@ class Resident(NamedTuple):
 def place(dataset, split, sharding) -> Resident:
   """Puts a dataset on the devices, with the indices of its `split`."""
   integers = lambda x: jax.device_put(np.asarray(x, np.int32), sharding)
+  images = dataset.train_images
+  rows = images.reshape(len(images), -1)  # Of a whole array no copy.
   return Resident(
-    images=jax.device_put(dataset.train_images, sharding),
+    images=Images(jax.device_put(rows, sharding), images.shape[1:]),
     labels=integers(dataset.train_labels),
     labeled=integers(split.labeled),
     unlabeled=integers(split.unlabeled),
