@@ -104,3 +104,12 @@ def test_fixed_batches_hold_labeled_and_fixed_images(dataset):
     }
     assert len(fits) == 1
     assert fits.pop()[1] == int(label)
+
+
+def test_images_in_rows_are_the_images(dataset):
+  images = place(dataset, np.arange(3)).images
+  assert images.rows.shape == (50, 8 * 8 * 3)
+  assert images.shape == dataset.train_images.shape
+  assert len(images) == 50
+  for index in (7, slice(3, 9), np.array([[4, 4], [1, 49]])):
+    np.testing.assert_array_equal(images[index], dataset.train_images[index])
