@@ -100,7 +100,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     pairs = list(zip(argv, overrides, strict=True))
     sys.argv = [arg for arg, override in pairs if not override]
     flags.FLAGS(sys.argv)
-    known = list(_fields(flags.FLAGS['config'].value))
+    known = list(fields(flags.FLAGS['config'].value))
     given = [override[1] for override in overrides if override]
     field = next(name for name in given if name not in known)
     raise UserError(
@@ -144,10 +144,10 @@ def _check_file(argv):
       )
 
 
-def _fields(config, prefix=''):
+def fields(config, prefix=''):
   """All fields of a config, those of its parts as part.field."""
   for key, value in config.items():
     if isinstance(value, ml_collections.ConfigDict):
-      yield from _fields(value, f'{prefix}{key}.')
+      yield from fields(value, f'{prefix}{key}.')
     else:
       yield f'{prefix}{key}'

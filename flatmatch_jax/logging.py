@@ -1,6 +1,7 @@
 """What a run tells: a bar on a terminal, lines in a log, files for later."""
 
 import datetime
+import statistics
 import sys
 import time
 
@@ -31,10 +32,17 @@ class Progress:
   TensorBoard and to result.json.
   """
 
-  def __init__(self, workdir: Workdir, step: int, steps: int, images: int):
-    """`step` of `steps` are done; each takes `images` images."""
-    self._workdir, self._steps, self._images = workdir, steps, images
-    self._tensorboard = _tensorboard_writer(workdir)
+  def __init__(
+    self, workdirs: list[Workdir], step: int, steps: int, images: int
+  ):
+    """`step` of `steps` are done; each takes `images` images.
+
+    Runs that train side by side have a workdir each.
+    """
+    self._steps, self._images = steps, images
+    self._writers = list(
+      zip(workdirs, _tensorboard_writers(workdirs), strict=True)
+    )
     self._bar = None
     self._shown: dict[str, float] = {}
     if sys.stderr.isatty():
@@ -51,24 +59,30 @@ class Progress:
     if self._bar is not None:
       self._bar.update()
 
-  def write(self, step: int, row: dict) -> None:
-    """Records a row of metrics; arrays go to metrics.jsonl only."""
-    row = {'step': step} | {
-      key: np.asarray(value).tolist() for key, value in row.items()
-    }
-    self._workdir.append_metrics(row)
+  def write(self, step: int, rows: list[dict]) -> None:
+    """Records each run's row of metrics; shows their means.
+
+    Arrays go to metrics.jsonl only.
+    """
     speed = self.images_per_second(step, self._last)
     self._last = (step, time.perf_counter())
-    scalars = {
-      key: value
-      for key, value in row.items()
-      if isinstance(value, float) and np.isfinite(value)
-    }
-    if self._tensorboard is not None:
-      self._tensorboard.write_scalars(
-        step, scalars | {'images_per_second': speed}
-      )
-    self._show(step, scalars, speed)
+    finite: dict[str, list[float]] = {}
+    for (workdir, tensorboard), row in zip(self._writers, rows, strict=True):
+      row = {'step': step} | {
+        key: np.asarray(value).tolist() for key, value in row.items()
+      }
+      workdir.append_metrics(row)
+      scalars = {
+        key: value
+        for key, value in row.items()
+        if isinstance(value, float) and np.isfinite(value)
+      }
+      if tensorboard is not None:
+        tensorboard.write_scalars(step, scalars | {'images_per_second': speed})
+      for key, value in scalars.items():
+        finite.setdefault(key, []).append(value)
+    means = {key: statistics.fmean(values) for key, values in finite.items()}
+    self._show(step, means, speed)
 
   def _show(self, step, scalars, speed):
     shown = {
@@ -100,15 +114,16 @@ class Progress:
   def close(self) -> None:
     if self._bar is not None:
       self._bar.close()
-    if self._tensorboard is not None:
-      self._tensorboard.close()
+    for _, tensorboard in self._writers:
+      if tensorboard is not None:
+        tensorboard.close()
 
 
-def _tensorboard_writer(workdir):
-  """clu's writer; None, said aloud, where TensorFlow is not installed."""
+def _tensorboard_writers(workdirs):
+  """clu's writers; None, said aloud, where TensorFlow is not installed."""
   try:
     from clu import metric_writers  # Loads TensorFlow: seconds.
   except ImportError as error:
     say(f'No TensorBoard events: {error}.')
-    return None
-  return metric_writers.SummaryWriter(str(workdir.tensorboard))
+    return [None] * len(workdirs)
+  return [metric_writers.SummaryWriter(str(w.tensorboard)) for w in workdirs]

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   if config.pretrained and not files.has_steps():
     weights = read_weights(config.pretrained, shapes.params)
   write_description(files, config, dataset, split)
+  tell_data(config, dataset, split)
   selection = results.selection(len(dataset.test_labels), config.num_val)
 
   # Devices.
@@ -116,7 +117,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   )
   unseen = probe_images(config, held_out)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
-  progress = logging.Progress(files, start, config.steps, images)
+  progress = logging.Progress([files], start, config.steps, images)
   watcher = watch.Watch(config.steps, config.max_skipped)
   phases.done('log')
   feed: Any = None
@@ -169,7 +170,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
         if last or step % config.eval_every == 0:
           row |= evaluate(program.classify, state, held_out)
         if row:
-          progress.write(step, row)
+          progress.write(step, [row])
         error = row.get(selection)
         best = error is not None and error <= least
         least = min(least, math.inf if error is None else error)
@@ -189,27 +190,35 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     checkpoints.close()
 
   if int(state.step) < config.steps:
-    logging.say(
-      f'Stopped by signal {request.signal}; step {int(state.step)} is saved. '
-      'The same command goes on from there.'
-    )
-    raise SystemExit(128 + (request.signal or 0))
-  result = results.summarize(
-    config,
-    files,
-    len(split.labeled),
-    int(state.skipped.total),
-    seconds(),
-    speed,
+    stop(request.signal, int(state.step))
+  skipped = int(state.skipped.total)
+  write_result(config, files, len(split.labeled), skipped, seconds(), speed)
+  return state
+
+
+def stop(signal: int | None, step: int) -> NoReturn:
+  """Ends the process as one that was asked to stop."""
+  logging.say(
+    f'Stopped by signal {signal}; step {step} is saved. '
+    'The same command goes on from there.'
   )
-  files.write('result.json', result)
+  raise SystemExit(128 + (signal or 0))
+
+
+def write_result(
+  config, files: Workdir, num_labeled, skipped, seconds, speed
+) -> None:
+  """What came out, in numbers and as a picture."""
+  files.write(
+    'result.json',
+    results.summarize(config, files, num_labeled, skipped, seconds, speed),
+  )
   plots.curves(
     files.metrics(),
-    f'{config.method} on {config.dataset}, {len(split.labeled)} labels',
+    f'{config.method} on {config.dataset}, {num_labeled} labels',
     files.path / 'curves.png',
   )
   logging.say(results.describe(files))
-  return state
 
 
 def open_feed(config, views, data, start, sharding):
@@ -408,10 +417,15 @@ def write_description(files: Workdir, config, dataset, split) -> None:
       'The run began with other versions, so it may not go on to the bit: '
       f'{", ".join(" ".join(item) for item in sorted(changed))}.'
     )
+
+
+def tell_data(config, dataset, split) -> None:
+  """What the run is about to see."""
   includes = (
     'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
   )
-  counts = description['split.json']['per_class']
+  labels = dataset.train_labels[split.labeled]
+  counts = np.bincount(labels, minlength=len(dataset.class_names)).tolist()
   few, many = min(counts), max(counts)
   per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
   held_out = f'{config.num_val} for validation, ' if config.num_val else ''

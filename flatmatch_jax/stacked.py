@@ -1,0 +1,244 @@
+"""Runs that share a compiled step: their states are stacked, [M, …] arrays.
+
+The step is vmapped over the members that a device holds; devices do not talk.
+Each member keeps a folder of its own, with ordinary checkpoints in it.
+"""
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from flatmatch_jax import (
+  interrupt,
+  logging,
+  results,
+  sharding,
+  traced,
+  train,
+)
+from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax.data import resident
+from flatmatch_jax.types import TrainState
+from flatmatch_jax.workdir import Workdir
+
+
+class Run(NamedTuple):
+  """What the loop keeps of a member."""
+
+  config: Any
+  files: Workdir
+  split: Any
+  held_out: dict[str, tuple]
+  values: list[jax.Array]
+  checkpoints: Checkpoints
+  notes: dict[str, Any]
+
+
+def _over_members(function, mesh):
+  """Makes a function of (state, given) one of many members' [M, …]."""
+  members, everywhere = PartitionSpec('data'), PartitionSpec()
+  axes: list[Any] = [None, None, 0, 0]  # Images are there once.
+  specs: list[Any] = [everywhere, everywhere, members, members]
+  return jax.shard_map(
+    jax.vmap(function, in_axes=(0, (0, resident.Resident(*axes)))),
+    mesh=mesh,
+    in_specs=(members, (members, resident.Resident(*specs))),
+    out_specs=members,
+    check_vma=False,
+  )
+
+
+def size_of_stack(count: int, at_once: int | None, devices: int) -> int:
+  """How many of `count` members train side by side: as many on each device.
+
+  Stacks are of one size, so that the step is compiled once.
+  """
+  if at_once is None:
+    at_once = devices if jax.default_backend() == 'cpu' else count
+  stacks = -(-count // at_once)
+  return -(-count // (stacks * devices)) * devices
+
+
+def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
+  """Trains members that differ in seeds, splits and `names` only.
+
+  Args:
+    members: have a `config` and `files`, a Workdir that is not finished.
+    chosen: their splits, with equal numbers of images.
+    names: settings that the step takes as arrays.
+    at_once: how many train side by side; None chooses.
+  """
+  mesh = sharding.make_mesh()
+  everywhere = sharding.replicated(mesh)
+  data = resident.place(dataset, chosen[0], everywhere)
+  if len(dataset.test_labels):  # Once for all members.
+    test_images = jax.device_put(dataset.test_images, everywhere)
+    dataset = dataset._replace(test_images=test_images)
+  functions = traced.make_functions(
+    members[0].config,
+    names,
+    traced.info_of(dataset, chosen[0]),
+    dataset.train_images.shape[1:],
+  )
+  init = jax.jit(functions.init, out_shardings=everywhere)
+  loop = Loop(functions, mesh)
+  size = size_of_stack(len(members), at_once, mesh.size)
+  pairs = list(zip(members, chosen, strict=True))
+  for first in range(0, len(pairs), size):
+    at: dict[int, tuple[list[Run], list[TrainState]]] = {}
+    for member, split in pairs[first : first + size]:
+      held_out = train.evaluation_sets(dataset, split, everywhere)
+      run, state = _open(member, names, split, held_out, init, dataset)
+      runs, states = at.setdefault(int(state.step), ([], []))
+      runs.append(run)
+      states.append(state)
+    # A process that dies while it saves leaves some a checkpoint behind.
+    for runs, states in at.values():
+      loop.run(runs, *_stack(runs, states, data, size, mesh))
+
+
+def _open(member, names, split, held_out, init, dataset):
+  """A member as it stands: new, or at its latest checkpoint."""
+  config, files = member.config, member.files
+  values = traced.values_of(config, names)
+  state = init(jax.random.key(config.seed), values)
+  checkpoints = Checkpoints(files.checkpoints)
+  notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
+  if (at := checkpoints.latest_step()) is not None:
+    state, notes = checkpoints.restore(at, state)
+  elif config.pretrained:
+    state = train.start_from(config.pretrained, state)
+  run = Run(config, files, split, held_out, values, checkpoints, notes)
+  return run, state
+
+
+def _stack(runs, states, data, size, mesh):
+  """State and given of a stack; copies of the last fill it up to `size`."""
+  fill = lambda rows: [*rows, *[rows[-1]] * (size - len(rows))]
+  place = lambda rows: jax.device_put(
+    jax.tree.map(lambda *x: jnp.stack(x), *fill(rows)),
+    sharding.over_batch(mesh),
+  )
+  indices = lambda x: jnp.asarray(x, jnp.int32)
+  labeled, unlabeled = place(
+    [(indices(r.split.labeled), indices(r.split.unlabeled)) for r in runs]
+  )
+  values = place([run.values for run in runs])
+  state = place(states)
+  states.clear()  # Else they would be there twice.
+  return state, (values, data._replace(labeled=labeled, unlabeled=unlabeled))
+
+
+class Loop:
+  """Trains stack after stack with functions that are compiled once."""
+
+  def __init__(self, functions: traced.Functions, mesh):
+    self._program = functions.program
+    self._step = _over_members(functions.step, mesh)
+    self._look: Any = None
+    if functions.look:
+      self._look = jax.jit(_over_members(functions.look, mesh))
+    self._member: Any = jax.jit(
+      lambda state, i: jax.tree.map(lambda x: x[i], state),
+      out_shardings=sharding.replicated(mesh),
+    )
+    self._sharding = sharding.over_batch(mesh)
+    self._compiled: Any = None
+
+  def run(self, runs: list[Run], state, given) -> None:
+    """Goes on from the step where all members stand, to the end."""
+    began = time.perf_counter()
+    config, start = runs[0].config, int(state.step[0])
+    selection = results.selection('' in runs[0].held_out, config.num_val)
+    names = ', '.join(run.files.path.name for run in runs)
+    logging.say(f'{names}: from step {start} of {config.steps}.')
+    for run in runs:
+      run.files.cut_metrics(start)
+    least = [
+      min(results.history(run.files.metrics(), selection), default=math.inf)
+      for run in runs
+    ]
+    images = config.batch_size
+    images += config.unlabeled_batch_size * bool(self._program.views)
+    progress = logging.Progress(
+      [run.files for run in runs], start, config.steps, images * len(runs)
+    )
+    # Of the time that members take together each takes its share.
+    seconds = lambda run: (
+      run.notes['seconds'] + (time.perf_counter() - began) / len(runs)
+    )
+    step, pending = start, None
+    try:
+      if self._compiled is None:
+        self._compiled = train.compile_and_tell(
+          self._step, state, given, self._sharding
+        )
+      progress.start(start)
+      with interrupt.stop_requests() as request:
+        for step in range(start + 1, config.steps + 1):
+          last = step == config.steps
+          logs = last or step % config.log_every == 0
+          found = self._losses(state, given) if logs else {}
+          state, metrics = self._compiled(state, given)
+          if pending is not None:  # The device is at most one step behind.
+            pending.block_until_ready()
+          pending = metrics['labeled_loss']
+          progress.step()
+          rows = _rows(found | metrics if logs else {}, len(runs))
+          if last or step % config.eval_every == 0:
+            self._evaluate(runs, state, rows)
+          if rows[0]:
+            progress.write(step, rows)
+          errors = [row.get(selection) for row in rows]
+          best = errors[0] is not None and _lower(least, errors)
+          if (
+            best
+            or last
+            or request.signal
+            or step % config.checkpoint_every == 0
+          ):  # All together, so that they go on together.
+            for i, run in enumerate(runs):
+              notes = run.notes | {'seconds': seconds(run)}
+              member = self._member(state, i)
+              run.checkpoints.save(step, member, notes, errors[i])
+          if request.signal:
+            break
+      speed = progress.images_per_second(step)
+    finally:
+      progress.close()
+      for run in runs:
+        run.checkpoints.close()
+    if step < config.steps:
+      train.stop(request.signal, step)
+    for run in runs:
+      train.write_result(
+        run.config, run.files, len(run.split.labeled), seconds(run), speed
+      )
+
+  def _losses(self, state, given):
+    """The unlabeled losses at θ, which a perturbed step does not have."""
+    if self._look is None:
+      return {}
+    return {'unlabeled_loss': self._look(state, given).unlabeled}
+
+  def _evaluate(self, runs, state, rows):
+    for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
+      member = self._member(state, i)
+      row |= train.evaluate(self._program.classify, member, run.held_out)
+
+
+def _rows(metrics, count) -> list[dict]:
+  """Stacked metrics as one dict for each of `count` members."""
+  metrics = jax.device_get(metrics)
+  return [{key: x[i] for key, x in metrics.items()} for i in range(count)]
+
+
+def _lower(least: list[float], errors) -> bool:
+  """Enters `errors` into the `least` ones; whether any is one of them."""
+  low = any(error <= old for error, old in zip(errors, least, strict=True))
+  least[:] = map(min, errors, least)
+  return low
