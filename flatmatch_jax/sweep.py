@@ -187,26 +187,10 @@ def describe(members: list[Member]) -> str:
   return '\n'.join(lines)
 
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'File of the config, with :key=value,… behind it.'
-)
-_WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Folder of the sweep; each member has one in it.'
-)
-_SEED_LIST = flags.DEFINE_list(
-  'seeds', [], 'Seeds, such as 0,1,2: of training, and of the split.'
-)
-_SET = flags.DEFINE_multi_string(
-  'set', [], 'FIELD=VALUE,VALUE,… of the config; may be given several times.'
-)
-_AT_ONCE = flags.DEFINE_integer(
-  'at_once', None, 'Members that train side by side; fewer need less memory.'
-)
-
-
-def _settings() -> dict[str, list]:
+def read_settings(items: list[str], seeds: list[str]) -> dict[str, list]:
+  """What --set and --seeds say, as lists of texts by field."""
   settings: dict[str, list] = {}
-  for item in _SET.value:
+  for item in items:
     name, equals, values = item.removeprefix('config.').partition('=')
     if not equals or name in settings:
       raise UserError(
@@ -214,23 +198,57 @@ def _settings() -> dict[str, list]:
         'once.'
       )
     settings[name] = values.split(',')
-  if _SEED_LIST.value:
-    settings['seeds'] = _SEED_LIST.value
-  return settings
+  return settings | ({'seeds': seeds} if seeds else {})
+
+
+def define_flags(values: flags.FlagValues) -> None:
+  """Of the command; not at import, as the function needs none."""
+  config_flags.DEFINE_config_file(
+    'config',
+    None,
+    'File of the config, with :key=value,… behind it.',
+    flag_values=values,
+  )
+  flags.DEFINE_string(
+    'workdir',
+    None,
+    'Folder of the sweep; each member has one in it.',
+    flag_values=values,
+  )
+  flags.DEFINE_list(
+    'seeds',
+    [],
+    'Seeds, such as 0,1,2: of training, and of the split.',
+    flag_values=values,
+  )
+  flags.DEFINE_multi_string(
+    'set',
+    [],
+    'FIELD=VALUE,VALUE,… of the config; may be given several times.',
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    'at_once',
+    None,
+    'Members that train side by side; fewer need less memory.',
+    flag_values=values,
+  )
 
 
 def main(argv):
   del argv
-  config, workdir = _CONFIG.value, _WORKDIR.value
-  if config is None or workdir is None:
+  values = flags.FLAGS
+  settings = read_settings(values.set, values.seeds)
+  if not (values.config and values.workdir and settings):
     raise UserError(
-      'A sweep needs --config FILE.py and --workdir DIR, such as '
-      '--config configs/digits.py --workdir runs/sweep --seeds 0,1,2.'
+      'A sweep needs --config FILE.py, --workdir DIR and --seeds or --set, '
+      'such as --config configs/digits.py --workdir runs/sweep --seeds 0,1,2.'
     )
-  members = sweep(config, workdir, _settings(), _AT_ONCE.value)
+  members = sweep(values.config, values.workdir, settings, values.at_once)
   print(describe(members))
 
 
 if __name__ == '__main__':
   with cli.errors_as_lines():
+    define_flags(flags.FLAGS)
     app.run(main, flags_parser=cli.parse_flags)
