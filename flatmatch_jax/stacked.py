@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from flatmatch_jax import (
   interrupt,
   logging,
+  memory,
   results,
   sharding,
   traced,
@@ -31,9 +32,9 @@ class Run(NamedTuple):
 
   config: Any
   files: Workdir
-  split: Any
+  given: tuple[list[jax.Array], resident.Resident]  # Settings, and its data.
   held_out: dict[str, tuple]
-  values: list[jax.Array]
+  unseen: Any  # Images for probes.
   checkpoints: Checkpoints
   notes: dict[str, Any]
 
@@ -69,68 +70,87 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   Args:
     members: have a `config` and `files`, a Workdir that is not finished.
     chosen: their splits, with equal numbers of images.
+    dataset: of arrays.
     names: settings that the step takes as arrays.
     at_once: how many train side by side; None chooses.
   """
+  config = members[0].config
+  shape = dataset.train_images.shape[1:]
+  functions = traced.make_functions(
+    config, names, traced.info_of(dataset, chosen[0]), shape
+  )
   mesh = sharding.make_mesh()
   everywhere = sharding.replicated(mesh)
+  init = jax.jit(functions.init, out_shardings=everywhere)
+  shapes = init.eval_shape(
+    jax.random.key(config.seed), traced.values_of(config, names)
+  )
+  memory.check(config, shapes, shape, len(functions.program.views))
+  weights = None
+  if config.pretrained:
+    weights = train.read_weights(config.pretrained, shapes.params)
+  pairs = list(zip(members, chosen, strict=True))
+  for member, split in pairs:
+    train.write_description(member.files, member.config, dataset, split)
+  train.tell_data(config, dataset, chosen[0])
+
   data = resident.place(dataset, chosen[0], everywhere)
   if len(dataset.test_labels):  # Once for all members.
     test_images = jax.device_put(dataset.test_images, everywhere)
     dataset = dataset._replace(test_images=test_images)
-  functions = traced.make_functions(
-    members[0].config,
-    names,
-    traced.info_of(dataset, chosen[0]),
-    dataset.train_images.shape[1:],
-  )
-  init = jax.jit(functions.init, out_shardings=everywhere)
   loop = Loop(functions, mesh)
   size = size_of_stack(len(members), at_once, mesh.size)
-  pairs = list(zip(members, chosen, strict=True))
   for first in range(0, len(pairs), size):
     at: dict[int, tuple[list[Run], list[TrainState]]] = {}
     for member, split in pairs[first : first + size]:
+      given = (
+        traced.values_of(member.config, names),
+        data._replace(
+          labeled=jnp.asarray(split.labeled, jnp.int32),
+          unlabeled=jnp.asarray(split.unlabeled, jnp.int32),
+        ),
+      )
       held_out = train.evaluation_sets(dataset, split, everywhere)
-      run, state = _open(member, names, split, held_out, init, dataset)
+      run, state = _open(member, given, held_out, init, weights, dataset)
       runs, states = at.setdefault(int(state.step), ([], []))
       runs.append(run)
       states.append(state)
     # A process that dies while it saves leaves some a checkpoint behind.
     for runs, states in at.values():
-      loop.run(runs, *_stack(runs, states, data, size, mesh))
+      loop.run(runs, *_stack(runs, states, size, mesh))
 
 
-def _open(member, names, split, held_out, init, dataset):
+def _open(member, given, held_out, init, weights, dataset):
   """A member as it stands: new, or at its latest checkpoint."""
   config, files = member.config, member.files
-  values = traced.values_of(config, names)
-  state = init(jax.random.key(config.seed), values)
+  state = init(jax.random.key(config.seed), given[0])
   checkpoints = Checkpoints(files.checkpoints)
   notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
   if (at := checkpoints.latest_step()) is not None:
     state, notes = checkpoints.restore(at, state)
-  elif config.pretrained:
-    state = train.start_from(config.pretrained, state)
-  run = Run(config, files, split, held_out, values, checkpoints, notes)
+  elif weights:
+    state = train.start_from(weights, state)
+  unseen = train.probe_images(config, held_out)
+  run = Run(config, files, given, held_out, unseen, checkpoints, notes)
   return run, state
 
 
-def _stack(runs, states, data, size, mesh):
+def _stack(runs, states, size, mesh):
   """State and given of a stack; copies of the last fill it up to `size`."""
   fill = lambda rows: [*rows, *[rows[-1]] * (size - len(rows))]
   place = lambda rows: jax.device_put(
     jax.tree.map(lambda *x: jnp.stack(x), *fill(rows)),
     sharding.over_batch(mesh),
   )
-  indices = lambda x: jnp.asarray(x, jnp.int32)
-  labeled, unlabeled = place(
-    [(indices(r.split.labeled), indices(r.split.unlabeled)) for r in runs]
+  values, data = zip(*(run.given for run in runs), strict=True)
+  labeled, unlabeled = place([(d.labeled, d.unlabeled) for d in data])
+  given = (
+    place(values),
+    data[0]._replace(labeled=labeled, unlabeled=unlabeled),
   )
-  values = place([run.values for run in runs])
   state = place(states)
   states.clear()  # Else they would be there twice.
-  return state, (values, data._replace(labeled=labeled, unlabeled=unlabeled))
+  return state, given
 
 
 class Loop:
@@ -139,9 +159,8 @@ class Loop:
   def __init__(self, functions: traced.Functions, mesh):
     self._program = functions.program
     self._step = _over_members(functions.step, mesh)
-    self._look: Any = None
-    if functions.look:
-      self._look = jax.jit(_over_members(functions.look, mesh))
+    self._look: Any = functions.look and jax.jit(functions.look)
+    self._probe: Any = jax.jit(functions.probe)
     self._member: Any = jax.jit(
       lambda state, i: jax.tree.map(lambda x: x[i], state),
       out_shardings=sharding.replicated(mesh),
@@ -182,13 +201,17 @@ class Loop:
         for step in range(start + 1, config.steps + 1):
           last = step == config.steps
           logs = last or step % config.log_every == 0
-          found = self._losses(state, given) if logs else {}
+          before = [
+            self._look_at(run, state, i, step, logs)
+            for i, run in enumerate(runs)
+          ]
           state, metrics = self._compiled(state, given)
           if pending is not None:  # The device is at most one step behind.
             pending.block_until_ready()
           pending = metrics['labeled_loss']
           progress.step()
-          rows = _rows(found | metrics if logs else {}, len(runs))
+          after = _rows(metrics if logs else {}, len(runs))
+          rows = [a | b for a, b in zip(before, after, strict=True)]
           if last or step % config.eval_every == 0:
             self._evaluate(runs, state, rows)
           if rows[0]:
@@ -214,16 +237,26 @@ class Loop:
         run.checkpoints.close()
     if step < config.steps:
       train.stop(request.signal, step)
-    for run in runs:
+    skipped = jax.device_get(state.skipped.total)
+    for i, run in enumerate(runs):
       train.write_result(
-        run.config, run.files, len(run.split.labeled), seconds(run), speed
+        run.config,
+        run.files,
+        len(run.given[1].labeled),
+        int(skipped[i]),
+        seconds(run),
+        speed,
       )
 
-  def _losses(self, state, given):
-    """The unlabeled losses at θ, which a perturbed step does not have."""
-    if self._look is None:
-      return {}
-    return {'unlabeled_loss': self._look(state, given).unlabeled}
+  def _look_at(self, run, state, i, step, logs) -> dict:
+    """What a perturbed step does not measure, of the member `i`."""
+    every = run.config.probe_every
+    if every and step % every == 0:
+      return self._probe(self._member(state, i), run.given, run.unseen)
+    if logs and self._look:
+      losses = self._look(self._member(state, i), run.given)
+      return {'unlabeled_loss': losses.unlabeled}
+    return {}
 
   def _evaluate(self, runs, state, rows):
     for i, (run, row) in enumerate(zip(runs, rows, strict=True)):

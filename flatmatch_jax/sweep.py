@@ -21,7 +21,7 @@ import jax
 from ml_collections import config_flags
 import numpy as np
 
-from flatmatch_jax import cli, logging, stacked, traced, train
+from flatmatch_jax import cli, logging, stacked, startup, traced, train
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.types import UserError
@@ -67,6 +67,7 @@ def sweep(
   for member in members:
     config_lib.check(member.config)
     member.files.check_config(member.config)
+  startup.use_compilation_cache(config.compilation_cache)
   left = [m for m in members if not m.files.has('result.json')]
   logging.say(
     f'{len(members)} members in {workdir}, {len(members) - len(left)} of them '
@@ -151,9 +152,6 @@ def _train_group(members: list[Member], names, at_once) -> None:
     for member in members:
       train.train_and_evaluate(member.config, str(member.files.path))
     return
-  for member, split in zip(members, chosen, strict=True):
-    train.write_description(member.files, member.config, dataset, split)
-  train.tell_data(config, dataset, chosen[0])
   can = traced.traceable(config, names, dataset, chosen[0])
   if one_by_one := [name for name in names if name not in can]:
     logging.say(

@@ -18,6 +18,7 @@ class Functions(NamedTuple):
   init: Any  # (rng, values) -> TrainState
   step: Any  # (TrainState, given) -> (TrainState, metrics)
   look: Any  # (TrainState, given) -> Losses; None for plain recipes.
+  probe: Any  # (TrainState, given, held_out) -> metrics
   program: program_lib.Program  # With the numbers of the config.
 
 
@@ -55,13 +56,19 @@ def make_functions(config, names, info: DatasetInfo, shape) -> Functions:
     values, data = given
     of_member = program(values)
     after, metrics = of_member.step(state, sample(data, state))
-    return after, metrics | {'learning_rate': of_member.schedule(state.step)}
+    updates = state.step - after.skipped.total
+    return after, metrics | {'learning_rate': of_member.schedule(updates)}
 
   def look(state, given):
     values, data = given
     return program(values).clean_losses(state, sample(data, state))
 
-  return Functions(init, step, look if first.clean_losses else None, first)
+  def probe(state, given, held_out):
+    values, data = given
+    return program(values).probe(state, sample(data, state), held_out)
+
+  looks = look if first.clean_losses else None
+  return Functions(init, step, looks, probe, first)
 
 
 def traceable(config, names, dataset, split) -> list[str]:

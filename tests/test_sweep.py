@@ -63,6 +63,7 @@ def make_config(method='pseudo_label+flatmatch_e', **changes):
     log_every=2,
     eval_every=3,
     checkpoint_every=2,
+    probe_every=5,
   )
   config.update(changes)
   return config
@@ -122,8 +123,9 @@ def test_member_equals_its_single_run(swept, which, tmp_path):
   for ours, theirs in rows:
     assert ours.keys() == theirs.keys()
     assert ours['step'] == theirs['step']
-    for key in {'labeled_loss', 'unlabeled_loss', 'worst_loss'} & ours.keys():
-      assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
+    for key in ours:
+      if 'loss' in key or 'sharpness' in key or key == 'learning_rate':
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
   ours, theirs = (f.read('result.json') for f in (member.files, single))
   assert ours.keys() == theirs.keys()
   assert ours['error_last'] == pytest.approx(theirs['error_last'], abs=0.6)
@@ -145,7 +147,7 @@ def test_each_member_has_the_files_of_a_run(swept):
     files = {path.name for path in member.files.path.iterdir()}
     assert {'result.json', 'curves.png', 'checkpoints'} <= files
     steps = [row['step'] for row in member.files.metrics()]
-    assert steps == [2, 3, 4, 6]
+    assert steps == [2, 3, 4, 5, 6]
     assert member.files.config().recipe_args.rho in (0.01, 0.5)
 
 
@@ -264,6 +266,10 @@ def test_runs_that_fix_labels_are_not_stacked(trained, tmp_path):
   assert trained == [str(tmp_path / f'seed={s}') for s in (0, 1)]
 
 
+# FreeMatch refuses bounds that cross, so it looks at them.
+COMPARED = ('min_threshold', 'max_threshold')
+
+
 @pytest.mark.parametrize('name', methods.METHODS)
 def test_numbers_of_every_method_are_traced(name, monkeypatch):
   monkeypatch.setattr(
@@ -278,7 +284,7 @@ def test_numbers_of_every_method_are_traced(name, monkeypatch):
   names += [
     f'method_args.{key}'
     for key, value in config.method_args.items()
-    if not isinstance(value, str)
+    if not isinstance(value, str) and key not in COMPARED
   ]
   assert traced.traceable(config, names, dataset, split) == names
 
@@ -326,10 +332,10 @@ WRONG = {
   'more than a number': (['--set=mean=0.1'], ['mean=0.1', 'more than one']),
   'seeds twice': (['--seeds=0,1', '--set=seed=0,1'], ['seeds', 'seed']),
   'seed': (['--seeds=0,x'], ['seeds=x', 'int']),
-  'seed beyond': (['--seeds=0,-1'], ['-1', '[0, 2**32)']),
+  'seed beyond': (['--seeds=0,-1'], ['-1', 'at least 0']),
   'one bad value of two': (
     ['--set=recipe_args.rho=0.1,-0.1'],
-    ['recipe_args.rho=-0.1', 'not negative'],
+    ['recipe_args.rho=-0.1', 'at least 0'],
   ),
   'method': (['--set=method=fixmatch'], ["'fixmatch'", 'FILE.py:method=']),
   'none at once': (['--seeds=1', '--at_once=0'], ['--at_once=0', 'at least 1']),
