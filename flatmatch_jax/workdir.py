@@ -15,7 +15,7 @@ from flatmatch_jax.types import UserError
 
 # Fields that may change between two starts of one run: they say where and how
 # often, not what is computed.
-_FREE = ('data_dir', 'checkpoint_every', 'compilation_cache', 'max_skipped')
+FREE = ('data_dir', 'checkpoint_every', 'compilation_cache', 'max_skipped')
 
 _PACKAGES = (
   'jax',
@@ -97,7 +97,7 @@ class Workdir:
     different = [
       f'{key} ({there.get(key, "absent")} there, {here.get(key, "absent")} now)'
       for key in sorted(there | here)
-      if there.get(key) != here.get(key) and key not in _FREE
+      if there.get(key) != here.get(key) and key not in FREE
     ]
     if different:
       raise UserError(

@@ -80,7 +80,8 @@ def write_run(
         'pseudo_label_accuracy': 100 - 60 / i,
         'threshold': 0.9,
         'gradient_norm': 1 + 1 / i,
-        'gradient_angle': 90 / i,
+        'something_new': 90 / i,
+        'skipped_steps': 0,
         'class_histogram': [1 / len(names)] * len(names),
       }
     )
@@ -209,10 +210,11 @@ def test_page_tells_the_numbers_of_the_run(run):
     '1,234',  # Images a second.
     f'error {report["error"]:.2f}%',
     f'Calibration error {report["calibration_error"]:.2f}%',
-    'Gradient angle',  # A metric that no panel names has one of its own.
+    'Something new',  # A metric that no panel names has one of its own.
     'method_args.decay',
   ):
     assert text in page.text, text
+  assert 'Skipped steps' not in page.text  # There were none.
   drawn = {
     line['name']: line
     for _, attributes in page.elements
@@ -405,6 +407,14 @@ def test_runs_of_other_settings_are_not_averaged(tmp_path):
   assert 'steps=100' in found[1].settings
   assert 'recipe_args.rho=0.1' in found[2].settings
   assert found[3].settings == ''
+
+
+def test_errors_of_validation_images_have_columns(tmp_path):
+  files = write_run(tmp_path / 'a')
+  errors = {'error_last': 3.0, 'val_error_last': 1.0, 'error_selected': 2.0}
+  files.write('result.json', errors | {'seconds': 1, 'images_per_second': 2})
+  groups = comparison.group([runs.read(files.path)])
+  assert comparison.columns(groups).keys() == errors.keys()
 
 
 def test_own_images_are_grouped_by_what_they_are(tmp_path):

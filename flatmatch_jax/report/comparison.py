@@ -19,10 +19,10 @@ from flatmatch_jax.report.page import (
   tag,
 )
 from flatmatch_jax.report.runs import RunFiles, series
-from flatmatch_jax.workdir import flatten
+from flatmatch_jax.workdir import FREE, flatten
 
-# What a run draws by, where its data lie, and what only looks at it.
-_FREE = ('seed', 'split_seed', 'data_dir', 'checkpoint_every', 'log_every')
+# What a run draws by, what only looks at it, and where its data lie.
+_FREE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 ERRORS = {
   'error_last': 'last',
   'error_median20': 'median of last 20',

@@ -184,7 +184,8 @@ def curves(run: RunFiles) -> Html:
     lines = [_line(rows, key, name) for key, name in keys.items()]
     panels.append(charts.curves(title, lines, unit))
   for key in dict.fromkeys(key for row in rows for key in row):
-    if key not in known:
+    # Such as the number of skipped steps, which is hoped to stay zero.
+    if key not in known and any(row.get(key) for row in rows):
       name = key.replace('_', ' ')
       line = _line(rows, key, name)
       panels.append(charts.curves(name.capitalize(), [line], name))
@@ -229,7 +230,10 @@ def analyses(run: RunFiles) -> Html:
       'img', src=data_uri(kinds[path.suffix], path.read_bytes()), alt=name
     )
     cards.append(card(name, tag('div', image, class_='paper'), wide=True))
-  return grid(*cards)
+  if not cards:
+    return Html('')
+  text = 'By python -m flatmatch_jax.analyze; the numbers are in analysis/.'
+  return join(note(text), grid(*cards))
 
 
 def configuration(run: RunFiles) -> Html:
