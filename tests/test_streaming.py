@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -12,16 +13,18 @@ import pytest
 from test_records import encode, picture, prepare
 
 from configs import imagenet, imagenet30
-from flatmatch_jax import classify, program, sharding, train
+from flatmatch_jax import classify, evaluate, program, sharding, train
 from flatmatch_jax.data import (
   crops,
   frames,
+  preview,
   records,
   sources,
   splits,
   streaming,
 )
 from flatmatch_jax.data.prefetch import Prefetch
+from flatmatch_jax.report import predictions
 from flatmatch_jax.types import Batch, UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -329,6 +332,30 @@ def test_classifier_counts_each_frame_once(dataset):
   for got, params in zip(found, weights, strict=True):
     assert got.shape == (7, 3)
     np.testing.assert_allclose(got, jax.nn.softmax(params * mean), atol=1e-5)
+
+
+def test_report_shows_streamed_images(dataset, monkeypatch):
+  """Those of the test set that the predictions are about."""
+  probs = np.random.default_rng(0).dirichlet(
+    np.ones(len(dataset.class_names)), len(dataset.test_labels)
+  )
+  run = program.Run(
+    config=types.SimpleNamespace(pad=0, flip=True),
+    dataset={},
+    state=types.SimpleNamespace(ema_params=0, batch_stats=0, step=7),
+    classify=lambda weights, batch_stats, images: [probs],
+    program=None,
+  )
+  monkeypatch.setattr(program, 'load_run', lambda files: run)
+  monkeypatch.setattr(evaluate, 'load_data', lambda *args: dataset)
+  # Whose augmentations take long to compile.
+  monkeypatch.setattr(preview, 'pairs', lambda images, *args: {'image': images})
+  found = predictions.predict(None)
+  assert found.streams
+  every = dataset.test_images[:]
+  for images, rows in found.examples.values():
+    np.testing.assert_array_equal(images, every[rows])
+  assert found.views['image'].shape == (6, SIZE, SIZE, 3)
 
 
 def test_undecodable_image_is_named(tmp_path):
