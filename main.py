@@ -8,7 +8,7 @@ import pathlib
 from absl import app, flags
 from ml_collections import config_flags
 
-from flatmatch_jax import cli, train
+from flatmatch_jax import cli, distributed, train
 
 _DIGITS = pathlib.Path(__file__).parent / 'configs' / 'digits.py'
 
@@ -18,13 +18,33 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string(
   'workdir', None, 'Folder of the run; by default named by what runs, in runs/.'
 )
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator', None, 'HOST:PORT of process 0, if several are started by hand.'
+)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  'num_processes', None, 'How many are started; 1: this one alone.'
+)
+_PROCESS_ID = flags.DEFINE_integer(
+  'process_id', None, 'Which of them this is, from 0.'
+)
+_CONNECT_SECONDS = flags.DEFINE_integer(
+  'connect_seconds', 300, 'How long they wait for each other at the start.'
+)
 
 
 def main(argv):
   del argv
+  distributed.connect(
+    _COORDINATOR.value,
+    _NUM_PROCESSES.value,
+    _PROCESS_ID.value,
+    _CONNECT_SECONDS.value,
+  )
   config = _CONFIG.value
   name = f'{config.dataset}-{config.method}-{config.labels}-{config.seed}'
-  train.train_and_evaluate(config, _WORKDIR.value or f'runs/{name}')
+  with distributed.ending_together():
+    train.train_and_evaluate(config, _WORKDIR.value or f'runs/{name}')
+    distributed.wait_for_all('end')
 
 
 if __name__ == '__main__':

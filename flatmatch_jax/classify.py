@@ -1,39 +1,68 @@
 """A trained model as a function from images to probabilities."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flatmatch_jax import sharding
 from flatmatch_jax.data import augment
 
 
-def make_classifier(model, mean, std, batch_size: int):
+def make_classifier(model, mean, std, batch_size: int, mesh):
   """Returns `classify(weights, batch_stats, images)`.
 
   For each of `weights`, which are trees of parameters, it gives probabilities
   [N, K]; images that are decoded as they are asked for are so once for all.
-  Images are uint8 and enter as they are, in batches of one size: the last one
-  is filled up, and its filling cut off again, so each image counts once.
+  Images are uint8 and enter as they are, in batches of one size, each spread
+  over all devices: the last one is filled up, and its filling cut off again, so
+  each image counts once. Every process has all images and gets all the
+  probabilities, but decodes and classifies only its own rows.
   """
+  devices = mesh.size
+  batch_size = -(-batch_size // devices) * devices
+  over_batch = sharding.over_batch(mesh)
 
-  @jax.jit
+  @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def probabilities(params, batch_stats, images):
     variables = {'params': params, 'batch_stats': batch_stats}
     images = augment.normalize(images, mean, std)
     return jax.nn.softmax(model.apply(variables, images, train=False).logits)
 
+  @functools.partial(jax.jit, out_shardings=over_batch)
+  def rows_from(images, start):
+    index = start + jnp.arange(batch_size)
+    return images[jnp.minimum(index, len(images) - 1)]
+
+  def batches(images):
+    starts = range(0, len(images), batch_size)
+    if hasattr(images, 'sharding'):  # On all devices already.
+      yield from (rows_from(images, start) for start in starts)
+      return
+    local = sharding.local_rows(over_batch, batch_size)
+    if len(local) < batch_size:
+      mine = np.add.outer(starts, local).ravel()
+      images = images[mine[mine < len(images)]]
+    for start in range(0, len(starts) * len(local), len(local)):
+      batch = images[start : start + len(local)]
+      batch = _filled(batch, len(local))
+      yield sharding.from_local_rows(batch, over_batch)
+
   def classify(weights, batch_stats, images):
     rows: list[list] = [[] for _ in weights]
-    for start in range(0, len(images), batch_size):
-      batch = images[start : start + batch_size]
-      missing = batch_size - len(batch)
-      batch = jnp.pad(batch, ((0, missing), (0, 0), (0, 0), (0, 0)))
+    for batch in batches(images):
       for row, params in zip(rows, weights, strict=True):
         # Taken off the device at once: for ImageNet they are gigabytes.
         row.append(np.asarray(probabilities(params, batch_stats, batch)))
     return [np.concatenate(row)[: len(images)] for row in rows]
 
   return classify
+
+
+def _filled(batch, size):
+  missing = ((0, size - len(batch)), (0, 0), (0, 0), (0, 0))
+  return np.pad(batch, missing) if len(batch) < size else batch
 
 
 def report(probabilities, labels) -> dict:

@@ -8,11 +8,14 @@ import time
 import numpy as np
 from tqdm import tqdm
 
+from flatmatch_jax import distributed
 from flatmatch_jax.workdir import Workdir
 
 
 def say(text: str) -> None:
   """One line on standard error, above the progress bar if there is one."""
+  if not distributed.is_first():
+    return
   line = f'[{time.strftime("%H:%M:%S")}] {printable(text)}'
   tqdm.write(line, file=sys.stderr)
 
@@ -45,7 +48,7 @@ class Progress:
     )
     self._bar = None
     self._shown: dict[str, float] = {}
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and distributed.is_first():
       self._bar = tqdm(
         initial=step, total=steps, unit='step', dynamic_ncols=True
       )
@@ -121,6 +124,8 @@ class Progress:
 
 def _tensorboard_writers(workdirs):
   """clu's writers; None, said aloud, where TensorFlow is not installed."""
+  if not distributed.is_first():
+    return [None] * len(workdirs)
   try:
     from clu import metric_writers  # Loads TensorFlow: seconds.
   except ImportError as error:

@@ -99,7 +99,11 @@ def create(
       run_network, method, config.recipe_args.get('rho', probe.DEFAULT_RHO)
     ),
     classify=classify.make_classifier(
-      model, config.mean, config.std, config.eval_batch_size
+      model,
+      config.mean,
+      config.std,
+      config.eval_batch_size,
+      sharding.make_mesh(),
     ),
     method=method,
     forward=run_network,

@@ -14,6 +14,7 @@ from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
+  distributed,
   interrupt,
   logging,
   memory,
@@ -39,7 +40,9 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   began = time.perf_counter()
   config_lib.check(config)
   files = Workdir(workdir)
-  files.check_config(config)
+  if distributed.is_first():
+    files.check_config(config)
+  distributed.check_shared(files.path)
   if files.has('result.json'):
     logging.say(f'Finished before. {results.describe(files)}')
     return program_lib.load_run(files).state
@@ -47,7 +50,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   phases = startup.Phases(_IMPORT_SECONDS)
 
   # Data.
-  dataset = data_lib.from_config(config)
+  with distributed.first_goes_ahead('data'):  # It may download them.
+    dataset = data_lib.from_config(config)
   split = choose_split(config, dataset)
   fix_at = step_of_fixing(config, len(split.labeled))
 
@@ -94,6 +98,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     state = start_from(weights, state)
   start = int(state.step)
   files.cut_metrics(start)
+  distributed.wait_for_all('metrics')
   least = min(results.history(files.metrics(), selection), default=math.inf)
   seconds = lambda: notes['seconds'] + time.perf_counter() - began
   phases.done('state')
@@ -124,7 +129,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   train: Any = None
   pending: Any = None
   try:
-    with interrupt.stop_requests() as request:
+    with distributed.ending_together(), interrupt.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
         if step > fix_at > 0 and data.fixed is None:
           data = add_fixed(config, files, program, dataset, split, state, data)
@@ -174,11 +179,10 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
         error = row.get(selection)
         best = error is not None and error <= least
         least = min(least, math.inf if error is None else error)
-        if (
-          best or last or request.signal or step % config.checkpoint_every == 0
-        ):
+        signal = request.at_this_step()
+        if best or last or signal or step % config.checkpoint_every == 0:
           checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
-        if request.signal:
+        if signal:
           break
     speed = progress.images_per_second(int(state.step))
     if isinstance(feed, Prefetch):
@@ -190,9 +194,10 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     checkpoints.close()
 
   if int(state.step) < config.steps:
-    stop(request.signal, int(state.step))
+    stop(signal, int(state.step))
   skipped = int(state.skipped.total)
-  write_result(config, files, len(split.labeled), skipped, seconds(), speed)
+  if distributed.is_first():
+    write_result(config, files, len(split.labeled), skipped, seconds(), speed)
   return state
 
 
@@ -221,7 +226,7 @@ def write_result(
   logging.say(results.describe(files))
 
 
-def open_feed(config, views, data, start, sharding):
+def open_feed(config, views, data, start, over_batch):
   """Gives what the compiled step takes, from the step after `start` on."""
   if isinstance(data, resident.Resident):
     return resident.feed(data)
@@ -233,9 +238,9 @@ def open_feed(config, views, data, start, sharding):
     config.batch_size,
     config.unlabeled_batch_size,
     views,
-    shard=(jax.process_index(), jax.process_count()),
+    rows=lambda size: sharding.local_rows(over_batch, size),
   )
-  return Prefetch(source, sharding)
+  return Prefetch(source, over_batch)
 
 
 def read_weights(path: str, shapes):
@@ -251,7 +256,7 @@ def start_from(weights, state):
     lambda new, drawn: (
       drawn
       if isinstance(new, jax.ShapeDtypeStruct)
-      else jax.device_put(new, drawn.sharding)
+      else sharding.place(new, drawn.sharding)
     ),
     weights,
     state.params,
@@ -316,7 +321,8 @@ def add_fixed(config, files, program, dataset, split, state, data):
       f'fixed at step {config.recipe_args.pretrain_steps}: the run cannot go '
       'on as it was. Put the file back, or start in another --workdir.'
     )
-  chosen = files.read('fixed.json')
+  else:
+    chosen = files.read('fixed.json')
   kind = resident if isinstance(data, resident.Resident) else streaming
   return kind.add_fixed(data, chosen['index'], chosen['label'])
 
@@ -336,7 +342,7 @@ def choose_split(config, dataset) -> splits.Split:
   )
 
 
-def evaluation_sets(dataset, split, sharding) -> dict[str, tuple]:
+def evaluation_sets(dataset, split, everywhere) -> dict[str, tuple]:
   """Images and labels to evaluate on, by the prefix of their metrics."""
   index = split.validation
   sets = {
@@ -344,7 +350,7 @@ def evaluation_sets(dataset, split, sharding) -> dict[str, tuple]:
     'val_': (dataset.train_images[index], dataset.train_labels[index]),
   }
   place = lambda images: (
-    jax.device_put(images, sharding)
+    sharding.place(images, everywhere)
     if isinstance(images, np.ndarray)
     else images
   )

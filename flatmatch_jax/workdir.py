@@ -10,7 +10,7 @@ import re
 
 import ml_collections
 
-from flatmatch_jax import files
+from flatmatch_jax import distributed, files
 from flatmatch_jax.types import UserError
 
 # Fields that may change between two starts of one run: they say where and how
@@ -33,9 +33,18 @@ _PACKAGES = (
 
 
 class Workdir:
-  """A run's folder: config, split, versions, metrics, result, checkpoints."""
+  """A run's folder: config, split, versions, metrics, result, checkpoints.
+
+  Of several processes the first writes; see `distributed`.
+  """
 
   def __init__(self, path: str):
+    if '://' in str(path):
+      raise UserError(
+        f'--workdir {path} is not a folder: buckets are not supported. Name a '
+        'folder on a disk that all machines share, such as NFS, or where the '
+        'bucket is mounted.'
+      )
     self.path = pathlib.Path(path).expanduser().absolute()
     self.checkpoints = self.path / 'checkpoints'
     self.tensorboard = self.path / 'tensorboard'
@@ -64,6 +73,8 @@ class Workdir:
     self._write_text(name, re.sub(r'\[\n[^\[\]{}"]*\]', in_a_line, text))
 
   def _write_text(self, name, text):
+    if not distributed.is_first():
+      return
     self.path.mkdir(parents=True, exist_ok=True)
     temporary = self.path / f'{name}.tmp'
     with temporary.open('w') as file:
@@ -134,6 +145,8 @@ class Workdir:
 
   def append_metrics(self, row: dict) -> None:
     """Adds a row; what is not a number becomes null, as JSON has no NaN."""
+    if not distributed.is_first():
+      return
     row = {key: _finite(value) for key, value in row.items()}
     with (self.path / 'metrics.jsonl').open('a') as file:
       file.write(json.dumps(row) + '\n')

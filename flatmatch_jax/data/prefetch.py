@@ -8,6 +8,7 @@ import time
 
 import jax
 
+from flatmatch_jax import sharding
 from flatmatch_jax.types import Batch
 
 
@@ -19,9 +20,9 @@ class Prefetch:
   thread; an error of the thread is raised where the batch is taken.
   """
 
-  def __init__(self, source: Generator[Batch, None, None], sharding):
+  def __init__(self, source: Generator[Batch, None, None], over_batch):
     self.waited = 0.0  # Seconds for which the taker of batches stood still.
-    self._source, self._sharding = source, sharding
+    self._source, self._sharding = source, over_batch
     self._queue: queue.Queue = queue.Queue(maxsize=1)
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
@@ -67,7 +68,7 @@ class Prefetch:
       self._source.close()
 
   def _place(self, rows):
-    return jax.make_array_from_process_local_data(self._sharding, rows)
+    return sharding.from_local_rows(rows, self._sharding)
 
   def _put(self, batch, error) -> bool:
     """False if nobody wants the batch any more."""

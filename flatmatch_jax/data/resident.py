@@ -11,6 +11,7 @@ import flax.struct
 import jax
 import numpy as np
 
+from flatmatch_jax import sharding as sharding_lib
 from flatmatch_jax.data import augment
 from flatmatch_jax.types import Batch
 
@@ -55,13 +56,13 @@ class Resident(NamedTuple):
   fixed_labels: jax.Array | None = None
 
 
-def place(dataset, split, sharding) -> Resident:
+def place(dataset, split, everywhere) -> Resident:
   """Puts a dataset on the devices, with the indices of its `split`."""
-  integers = lambda x: jax.device_put(np.asarray(x, np.int32), sharding)
+  integers = lambda x: sharding_lib.place(np.asarray(x, np.int32), everywhere)
   images = dataset.train_images
   rows = images.reshape(len(images), -1)  # Of a whole array no copy.
   return Resident(
-    images=Images(jax.device_put(rows, sharding), images.shape[1:]),
+    images=Images(sharding_lib.place(rows, everywhere), images.shape[1:]),
     labels=integers(dataset.train_labels),
     labeled=integers(split.labeled),
     unlabeled=integers(split.unlabeled),
@@ -76,12 +77,11 @@ def feed(data: Resident) -> Generator[Resident, None, None]:
 
 def add_fixed(data: Resident, index, label) -> Resident:
   """Adds fixed labels [F] of unlabeled images to those of D^l."""
-  sharding = data.images.sharding
   indices = np.concatenate([data.labeled, np.asarray(index, np.int32)])
   truth = np.asarray(data.labels)[np.asarray(data.labeled)]
   labels = np.concatenate([truth, np.asarray(label, np.int32)])
-  fixed, fixed_labels = jax.device_put((indices, labels), sharding)
-  return data._replace(fixed=fixed, fixed_labels=fixed_labels)
+  place = lambda x: sharding_lib.place(x, data.images.sharding)
+  return data._replace(fixed=place(indices), fixed_labels=place(labels))
 
 
 def make_sampler(

@@ -7,7 +7,7 @@ rows. The host reads, decodes and crops; flips, RandAugment and Cutout follow
 on the device, inside the compiled step.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 import logging
 import os
 from typing import NamedTuple
@@ -18,6 +18,8 @@ import numpy as np
 from flatmatch_jax.data import augment, crops, records, sources
 from flatmatch_jax.data.frames import Frames
 from flatmatch_jax.types import Batch, UserError
+
+Rows = Callable[[int], Sequence[int] | np.ndarray]
 
 
 class Streaming(NamedTuple):
@@ -149,7 +151,7 @@ def batches(
   batch_size: int,
   unlabeled_batch_size: int,
   views: tuple[str, ...],
-  shard: tuple[int, int] = (0, 1),
+  rows: Rows = range,
 ) -> Generator[Batch, None, None]:
   """Yields the batches of steps `start` to `stop` - 1: uint8, in numpy.
 
@@ -161,19 +163,13 @@ def batches(
     batch_size: rows of 'labeled', and of 'fixed' if there are any.
     unlabeled_batch_size: rows of 'unlabeled'.
     views: of the unlabeled images, such as 'weak', 'weak2', 'strong'.
-    shard: (i, n) gives the i-th of n equal parts of the rows.
+    rows: which of so many rows are wanted here, by default all.
   """
   import tensorflow as tf
 
   parts = _parts(data, batch_size, unlabeled_batch_size, views)
-  for part in parts:
-    if part.size % shard[1]:
-      raise UserError(
-        f'{part.size} {part.name} rows do not divide into {shard[1]} equal '
-        'parts, one for each process; choose another batch size.'
-      )
   streams = {
-    part.name: _stream(data.images, part, seed, start, stop, shard)
+    part.name: _stream(data.images, part, seed, start, stop, rows(part.size))
     for part in parts
   }
   iterator = tf.data.Dataset.zip(streams).prefetch(1).as_numpy_iterator()
@@ -182,8 +178,9 @@ def batches(
       raw = next(iterator)
     except tf.errors.OpError as error:
       for part in parts:
-        rows = share(part.size, shard)
-        data.images.find_fault(_draw(part, seed, step, row)[0] for row in rows)
+        data.images.find_fault(
+          _draw(part, seed, step, row)[0] for row in rows(part.size)
+        )
       raise UserError(
         f'The images of step {step} cannot be read: '
         f'{sources.one_line(error)}. A second attempt could; start again.'
@@ -212,12 +209,6 @@ def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
   return parts
 
 
-def share(size: int, shard: tuple[int, int]) -> range:
-  """The rows of one shard of `size`: together they are all rows, each once."""
-  index, count = shard
-  return range(index * size // count, (index + 1) * size // count)
-
-
 def _draw(part: _Part, seed: int, step: int, row: int):
   """Index [], label [] and uniform numbers [views, tries, draws] of a row.
 
@@ -235,15 +226,13 @@ def _draw(part: _Part, seed: int, step: int, row: int):
   return part.pool[choice], part.labels[choice], uniform.reshape(shape)
 
 
-def _stream(images: Frames, part: _Part, seed, start, stop, shard):
-  """The tf.data of one stream, in batches of this shard's rows."""
+def _stream(images: Frames, part: _Part, seed, start, stop, rows):
+  """The tf.data of one stream, in batches of these `rows` of its size."""
   import tensorflow as tf
-
-  rows = share(part.size, shard)
 
   def fetch(number):
     step, row = divmod(int(number), len(rows))
-    index, label, uniform = _draw(part, seed, step, rows[row])
+    index, label, uniform = _draw(part, seed, step, int(rows[row]))
     data = images.records.read(index) if part.views else b''
     # As an object: numpy's own type of bytes loses zeros at the end.
     encoded = np.array(data, object)
