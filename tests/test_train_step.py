@@ -40,7 +40,10 @@ def comparable(state):
 
 
 def run(setup, steps):
-  state, step = setup.init(), jax.jit(setup.step)
+  # Fused as outside of the tests: programs that compute the same then round
+  # alike.
+  usual = {'xla_cpu_use_fusion_emitters': True}
+  state, step = setup.init(), jax.jit(setup.step, compiler_options=usual)
   for seed in range(steps):
     state, metrics = step(state, make_batch(seed))
   return state, metrics
