@@ -30,9 +30,9 @@ OF_LINKS = 0.7
 # Seconds that a collective takes however small it is, a hop of the torus.
 HOP = 1e-6
 # How often an output of a convolution or matrix passes to or from memory in a
-# forward pass: written, read for its moments, read and written normalized, read
-# by the next. A backward pass is two of these.
-MOVES = 5
+# forward pass: written, read, and both at times once more. The compiler's rows
+# in docs/pods.md say 3.4 to 4.2. A backward pass is two of these.
+MOVES = 4
 BYTES = 2  # Of an activation: bfloat16.
 # Of a host, for each of its chips: 224 virtual cores for the 8 of a v5e.
 CORES = 28
@@ -110,7 +110,7 @@ def step(config, net: Network, chips: int) -> Step:
   arrays = 7 + 4 * under
   number, shape = experiments.IMAGES[config.dataset]
   streamed = config.dataset in STREAMED
-  saved = BYTES * 2 * net.outputs * max(labeled, unlabeled) / chips
+  saved = BYTES * net.outputs * max(labeled, unlabeled) / chips
   held = 4 * net.params * (5 + under) + saved
   if not streamed:
     held += number * math.prod(shape)
@@ -169,8 +169,8 @@ def row(config, net: Network, chip: Chip, chips: int) -> list[str]:
     f'{asked.images / seconds / hosts:,.0f}' if asked.images else '–',
     ms('input') if asked.images else '–',
     binds + (', batch' if factor > 1 else ''),
-    f'{config.steps * seconds / 86400:.2f}',
-    f'{config.steps * seconds / 86400 / factor:.2f}' if factor > 1 else '',
+    f'{config.steps * seconds / 86400:.2g}',
+    f'{config.steps * seconds / 86400 / factor:.2g}' if factor > 1 else '',
   ]
 
 

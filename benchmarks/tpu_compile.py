@@ -181,9 +181,39 @@ def find(rows: list[dict], description: dict) -> dict | None:
   return None
 
 
+def table(rows: list[dict]) -> str:
+  """The rows in Markdown."""
+  head = 'dataset, network, method, dtype, chips, batch, GFLOP, GB accessed, '
+  head += 'GB held, collectives, MB reduced, compute ms, memory ms, links ms'
+  lines = [head.split(', ')]
+  lines.append(['---'] * len(lines[0]))
+  for row in rows:
+    sent = row['collectives'].values()
+    lines.append(
+      [
+        *(row[key] for key in ('dataset', 'model', 'method', 'dtype')),
+        str(row['chips']),
+        f'{row["batch_size"]} + {row["unlabeled_batch_size"]}',
+        f'{row["flops"] / 1e9:,.1f}',
+        f'{row["bytes"] / 1e9:.2f}',
+        f'{row["hbm_bytes"] / 1e9:.2f}',
+        str(sum(kind['count'] for kind in sent)),
+        f'{sum(kind["bytes"] for kind in sent) / 1e6:.1f}',
+        *(
+          f'**{value:.2f}**' if name == row['binds'] else f'{value:.2f}'
+          for name, value in row['ms'].items()
+        ),
+      ]
+    )
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
 def main(argv):
   del argv
   chosen = flags.FLAGS
+  if chosen.show:
+    print(table(json.loads(pathlib.Path(chosen.show).read_text())))
+    return
   config = chosen.config
   mesh, chip = make_mesh(chosen.topology, chosen.chips)
   sizes = config.batch_size, config.unlabeled_batch_size
@@ -210,5 +240,6 @@ if __name__ == '__main__':
   flags.DEFINE_float('effort', 0.0, 'Of the compiler; -1 is quick.')
   flags.DEFINE_string('json', None, 'File of rows, to which to add.')
   flags.DEFINE_string('hlo', None, 'File for the compiled program.')
+  flags.DEFINE_string('show', None, 'File of rows to print as a table.')
   with cli.errors_as_lines():
     app.run(main, flags_parser=cli.parse_flags)

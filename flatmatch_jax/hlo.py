@@ -42,7 +42,7 @@ def collectives(text: str) -> list[Collective]:
 
   Those in two parts, such as all-gather-start and -done, are one.
   """
-  entry, bodies = _parse(text)
+  entry, bodies = parse(text)
   lines = {line[0]: line for body in bodies.values() for line in body}
   times = _times(entry, bodies)
   found = []
@@ -51,9 +51,9 @@ def collectives(text: str) -> list[Collective]:
       kind = operation.removesuffix('-done')
       if kind not in KINDS:
         continue
-      given = _operands(rest)
+      given = operands(rest)
       if kind != operation:  # The first part has the arrays.
-        given = _operands(lines[given[0]][3])
+        given = operands(lines[given[0]][3])
       size = max(_size(shape), sum(_size(lines[name][1]) for name in given))
       source = re.search(r'op_name="([^"]*)"', rest)
       found.append(
@@ -74,7 +74,7 @@ def totals(found: list[Collective]) -> dict[str, tuple[int, int]]:
   }
 
 
-def _parse(text):
+def parse(text):
   """The name of the entry, and by name all computations as lists of lines."""
   entry, body = '', None
   bodies: dict[str, list] = {}
@@ -87,7 +87,7 @@ def _parse(text):
   return entry, bodies
 
 
-def _operands(rest):
+def operands(rest):
   """The names in the parentheses that `rest` begins in."""
   depth = 1
   for end, letter in enumerate(rest):
@@ -100,12 +100,12 @@ def _operands(rest):
 def _size(shape):
   """Bytes of an array, or of all those of a tuple."""
   return sum(
-    math.prod(int(d) for d in re.findall(r'\d+', dimensions)) * _bits(kind) // 8
+    math.prod(int(d) for d in re.findall(r'\d+', dimensions)) * bits(kind) // 8
     for kind, dimensions in re.findall(r'([a-z]\w*)\[([^\]]*)\]', shape)
   )
 
 
-def _bits(kind):
+def bits(kind):
   """Of an element; the width is the first number of the name: f8e4m3fn."""
   width = re.search(r'\d+', kind)
   return 8 if kind == 'pred' else int(width[0]) if width else 0  # Tokens: 0.

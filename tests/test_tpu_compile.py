@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from benchmarks import pod_arithmetic, tpu_compile
+from benchmarks import hlo_bytes, pod_arithmetic, tpu_compile
 from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
 from configs import cifar10, imagenet
 from flatmatch_jax import sharding
@@ -98,3 +98,41 @@ def test_every_dataset_and_network_of_the_paper_is_there():
   assert len(found) == 7
   assert ('imagenet', 'vit_base_16') in found
   assert set(CHIPS) == {'v4', 'v5e', 'v5p', 'v6e'}
+
+
+def test_a_table_marks_what_binds():
+  about = tpu_compile.describe(cifar10.get_config(), 'v5e:2x2', 4, 1, 0.0)
+  row = about | roofline(CHIP, 1e10, 5e9, 0, 4)
+  row |= {'flops': 1e10, 'bytes': 5e9, 'hbm_bytes': 1e9}
+  row['collectives'] = {'all-reduce': {'count': 3, 'bytes': 2e6}}
+  last = tpu_compile.table([row]).splitlines()[-1]
+  assert last.endswith('| 3 | 2.0 | 0.10 | **5.00** | 0.00 |')
+
+
+def test_bytes_count_padding_and_what_a_gather_takes():
+  assert hlo_bytes.padded('bf16[448,8,8,16]{0,3,2,1:T(8,128)(2,1)S(1)}') == (
+    512 * 8 * 8 * 16 * 2
+  )
+  assert hlo_bytes.padded('(f32[3]{0:T(128)}, u8[10,4])') == 3 * 4 + 40
+  text = """
+%fused (p: u8[100,128]) -> u8[8,128] {
+  %p = u8[100,128]{1,0} parameter(0)
+  ROOT %g = u8[8,128]{1,0} gather(%p)
+}
+
+ENTRY %main (x: u8[100,128]) -> f32[8,128] {
+  %x = u8[100,128]{1,0} parameter(0)
+  %i = s32[8]{0} constant({...})
+  %t = u8[8,128]{1,0} fusion(%x, %i), kind=kCustom, calls=%fused, \
+metadata={op_name="jit(f)/gather"}
+  ROOT %c = f32[8,128]{1,0} convert(%t), metadata={op_name="jit(f)/add"}
+}
+"""
+  found = list(hlo_bytes.instructions(text))
+  assert found == [
+    (1024 + 1024 + 32, 'fusion', 'jit(f)/gather'),
+    (4096 + 1024, 'convert', 'jit(f)/add'),
+  ]
+  parts = [hlo_bytes.part(source, kind) for _, kind, source in found]
+  assert parts[0] == 'taking and shifting images'
+  assert parts[1].startswith('all else')

@@ -1,0 +1,109 @@
+"""Which operations of a compiled program carry its bytes.
+
+  python benchmarks/tpu_compile.py … --hlo program.txt
+  python benchmarks/hlo_bytes.py program.txt
+
+Sums what the instructions read and write, with the padding of a TPU's tiles,
+by the part of the program and by JAX's operation. Loops count once, as in XLA's
+own count. What a gather takes from counts as what it takes.
+"""
+
+import argparse
+import collections
+import math
+import pathlib
+import re
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from flatmatch_jax import hlo
+
+_FREE = (
+  'parameter',
+  'get-tuple-element',
+  'tuple',
+  'bitcast',
+  'constant',
+  'while',
+  'conditional',
+  'call',
+  'after-all',
+  'partition-id',
+)
+_ARRAY = re.compile(
+  r'([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::T\((\d+),(\d+)\))?)?'
+)
+
+
+def padded(shape: str) -> int:
+  """Bytes of the arrays of a type, their last two dimensions in whole tiles."""
+  total = 0
+  for kind, sizes, order, rows, columns in _ARRAY.findall(shape):
+    size = [int(d) for d in sizes.split(',') if d]
+    if rows and len(size) > 1:
+      last, before = (int(d) for d in order.split(',')[:2])
+      size[last] = math.ceil(size[last] / int(columns)) * int(columns)
+      size[before] = math.ceil(size[before] / int(rows)) * int(rows)
+    total += math.prod(size) * hlo.bits(kind) // 8
+  return total
+
+
+def part(source: str, operation: str) -> str:
+  """Where in the step an instruction belongs, by the name JAX gave it."""
+  way = 'backward' if 'transpose(' in source else 'forward'
+  last = source.rsplit('/', 1)[-1]
+  if 'jvp(' in source or 'WideResNet' in source:
+    kind = 'norms, sums, activations'
+    if last in ('conv_general_dilated', 'dot_general'):
+      kind = 'convolutions with what is fused into them'
+    return f'network {way}: {kind}'
+  if '/while/' in source:
+    return 'RandAugment, a turn of its loops'
+  if 'gather' in last or 'take' in source or 'data.' in source:
+    return 'taking and shifting images'
+  if not source:
+    return f'copies between memories ({operation})'
+  return 'all else: losses, optimizer, averages'
+
+
+def instructions(text: str):
+  """Yields bytes, operation and JAX's name of what is executed."""
+  _, bodies = hlo.parse(text)
+  lines = {line[0]: line for body in bodies.values() for line in body}
+  inner = set()
+  for body in bodies.values():
+    for _, _, operation, rest in body:
+      if operation not in ('while', 'conditional', 'call'):
+        inner.update(re.findall(r'(?:calls|to_apply)=%([^\s,]+)', rest))
+  for name, body in bodies.items():
+    if name in inner:
+      continue
+    for _, shape, operation, rest in body:
+      if operation in _FREE or operation.endswith('-done'):
+        continue
+      given = [lines[name][1] for name in hlo.operands(rest) if name in lines]
+      source = re.search(r'op_name="([^"]*)"', rest)
+      source = source[1] if source else ''
+      size, read = padded(shape), [padded(x) for x in given]
+      if source.endswith('gather'):
+        read = [min(x, size) for x in read]
+      yield size + sum(read), operation, source
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('files', nargs='+', type=pathlib.Path)
+  for file in parser.parse_args().files:
+    sizes: collections.Counter = collections.Counter()
+    number: collections.Counter = collections.Counter()
+    for size, operation, source in instructions(file.read_text()):
+      sizes[part(source, operation)] += size
+      number[part(source, operation)] += 1
+    print(f'{file}: {sum(sizes.values()) / 1e9:.2f} GB')
+    for name, size in sizes.most_common():
+      print(f'{size / 1e6:10.1f} MB {number[name]:5} {name}')
+
+
+if __name__ == '__main__':
+  main()
