@@ -9,6 +9,7 @@ A dry run traces the training step of each command on arrays without content:
 nothing is loaded, downloaded or compiled.
 """
 
+import argparse
 import functools
 import pathlib
 import runpy
@@ -18,7 +19,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import cli, data, forward, methods, program, recipes, train
+from flatmatch_jax import (
+  cli,
+  data,
+  forward,
+  methods,
+  program,
+  recipes,
+  rules,
+  train,
+)
 from flatmatch_jax import config as config_lib
 from flatmatch_jax.paper_tables import NAMES, TABLES, TITLES
 from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
@@ -316,7 +326,7 @@ def main():
   )
   parser.add_argument('table', nargs='*', help=f'{", ".join(TABLES)} or all')
   parser.add_argument(
-    '--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='SEED'
+    '--seeds', type=seed, nargs='+', default=[0, 1, 2], metavar='SEED'
   )
   parser.add_argument(
     '--dry_run', action='store_true', help='trace each instead'
@@ -339,6 +349,13 @@ def main():
       sys.exit(1)
   else:
     print('\n\n'.join(commands(table, args.seeds) for table in tables))
+
+
+def seed(text: str) -> int:
+  number = int(text)
+  if not rules.FIELDS['seed'].holds(number):
+    raise argparse.ArgumentTypeError(f'{text} is not {rules.FIELDS["seed"]}')
+  return number
 
 
 def _chosen(names):

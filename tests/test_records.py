@@ -196,8 +196,10 @@ def test_index_that_cannot_serve_is_made_anew(builder, how):
   with open(path, 'wb') as file:
     file.write(content)
   again = records.open_split(builder, 'train')
-  np.testing.assert_array_equal(again.labels, good.labels)
-  np.testing.assert_array_equal(np.load(path)['labels'], good.labels)
+  for name in ('file_number', 'offset', 'length', 'labels'):
+    expected = getattr(good, name)
+    np.testing.assert_array_equal(getattr(again, name), expected)
+    np.testing.assert_array_equal(np.load(path)[name], expected)
 
 
 def test_no_damage_of_an_index_is_believed(builder, tmp_path):

@@ -1,24 +1,35 @@
 """Files and arguments of the commands that are wrong: one line, no change."""
 
 import hashlib
+import importlib
 import io
 import json
+import shutil
 import struct
 import sys
 import zlib
 
-from PIL import Image
+import jax
+from PIL import Image, ImageFile
 import pytest
 from test_wrong_input import check_line, file, start
 
 from flatmatch_jax import (
+  analyze,
   cli,
+  data,
   evaluate,
   experiments,
   predict,
+  program,
+  sharding,
+  train,
 )
+from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import images, preview
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.types import DatasetInfo
+from flatmatch_jax.workdir import Workdir
 
 
 def call(monkeypatch, module, *args):
@@ -67,7 +78,12 @@ ARGUMENTS = [
   (experiments, ['table9'], ["'table9'", "Did you mean 'table1'?"]),
   (experiments, ['table1', '--seeds', 'x'], ['--seeds', "'x'"]),
   (experiments, ['table1', '--seeds'], ['--seeds', 'at least one']),
+  (experiments, ['table1', '--seeds', '-1'], ['--seeds', '-1']),
+  (experiments, ['table1', f'--seeds={2**32}'], ['at most 4294967295']),
   (experiments, ['--dryrun'], ['--dryrun']),
+  (analyze, [], ['--workdir']),
+  (analyze, ['--workdir=/none'], ['/none']),
+  (analyze, ['--workdir=/none', '--what=shape'], ['shape', 'sharpness']),
   (report, [], ['--workdir']),
   (report, ['--workdir=/none'], ['/none', 'config.json']),
 ]
@@ -176,6 +192,7 @@ IMAGES = {
   'floats': saved('TIFF', mode='F'),
   'wide png': png(2**31 - 1, 1),
   'large png': png(2**14, 2**14),
+  'large png that Pillow would open': png(9200, 9200),
   'no pixels': png(16, 16),
   'text of a png': png(16, 16, chunk(b'zTXt', b'a\0\0' + HUGE)),
   'profile of a png': png(16, 16, chunk(b'iCCP', b'a\0\0' + HUGE)),
@@ -193,7 +210,8 @@ def test_wrong_images_are_refused_unread(case, tmp_path, monkeypatch):
   path = tmp_path / 'a.png'
   path.write_bytes(IMAGES[case])
   if 'large' in case or 'wide' in case:
-    monkeypatch.setattr(images, 'fit', lambda *_: pytest.fail('decoded'))
+    decoded = lambda *_: pytest.fail('decoded')
+    monkeypatch.setattr(ImageFile.ImageFile, 'load', decoded)
   with pytest.raises(ValueError, match=r'\w') as caught:
     images.read(path, (8, 8, 3))
   assert len(str(caught.value)) <= 200
@@ -240,3 +258,119 @@ def test_folder_of_wrong_images_is_one_line(monkeypatch, capfd, tmp_path):
     [f'{len(IMAGES)} of the {len(IMAGES) + 1} files', '\\x1b[2J0.png'],
   )
   assert digest(tmp_path) == before
+
+
+# Runs of other networks and other data, and edited ones.
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  """A run of one step that was not taken, and one of another network."""
+  folder = tmp_path_factory.mktemp('runs')
+  dataset = data.load('digits')
+  for model in ('wrn_10_1', 'wrn_10_2'):
+    config = importlib.import_module('configs.digits').get_config(
+      'method=supervised'
+    )
+    config.model = model
+    files = Workdir(folder / model)
+    split = train.choose_split(config, dataset)
+    train.write_description(files, config, dataset, split)
+    made = program.create(config, DatasetInfo(10, 1437, 1437), (8, 8, 1))
+    everywhere = sharding.replicated(sharding.make_mesh())
+    init = jax.jit(made.init, out_shardings=everywhere)
+    checkpoints = Checkpoints(files.checkpoints)
+    notes = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
+    checkpoints.save(1, init(jax.random.key(0)), notes, 90.0)
+    checkpoints.close()
+  return folder
+
+
+def edit(name, change):
+  """Changes a JSON file of a run."""
+
+  def function(run):
+    path = run / name
+    content = change(json.loads(path.read_text()))
+    path.write_text(json.dumps(content))
+
+  return function
+
+
+def other_network(run):
+  shutil.rmtree(run / 'checkpoints')
+  shutil.copytree(
+    run.with_name('wrn_10_2') / 'checkpoints', run / 'checkpoints'
+  )
+
+
+def no_state(run):
+  shutil.rmtree(run / 'checkpoints' / '1' / 'state')
+
+
+def no_checkpoint(run):
+  shutil.rmtree(run / 'checkpoints' / '1')
+
+
+def file_for_checkpoints(run):
+  shutil.rmtree(run / 'checkpoints')
+  (run / 'checkpoints').write_text('none')
+
+
+# What is done to a run, and what the line names.
+EDITS = {
+  'network copied in': (other_network, ['checkpoint']),
+  'network': (edit('config.json', lambda x: x | {'model': 'wrn_10_2'}), []),
+  'method': (
+    edit(
+      'config.json',
+      lambda x: x | {'method': 'freematch', 'variant': {'method': 'freematch'}},
+    ),
+    ['checkpoint'],
+  ),
+  'no method': (edit('config.json', lambda x: x | {'method': 'none'}), []),
+  'text for steps': (
+    edit('config.json', lambda x: x | {'steps': 'many'}),
+    ["config.steps='many'", 'a whole number'],
+  ),
+  'no field': (
+    edit('config.json', lambda x: {k: x[k] for k in x if k != 'model'}),
+    ["no field 'model'"],
+  ),
+  'no config': (edit('config.json', lambda x: [x]), ['config.json']),
+  'two classes': (
+    edit('dataset.json', lambda x: x | {'class_names': ['a', 'b']}),
+    [],
+  ),
+  'names of classes': (
+    edit('dataset.json', lambda x: x | {'class_names': [*'abcdefghij']}),
+    ['dataset.json', 'a, b, c'],
+  ),
+  'huge images': (
+    edit('dataset.json', lambda x: x | {'image_shape': [10**9, 10**9, 1]}),
+    ['dataset.json'],
+  ),
+  'no share': (
+    edit('dataset.json', lambda x: x | {'test_share': 0}),
+    ['dataset.json'],
+  ),
+  'no data': (edit('dataset.json', lambda x: {}), ['dataset.json']),
+  'no state': (no_state, ['checkpoint']),
+  'no checkpoint': (no_checkpoint, ['checkpoint']),
+  'file for checkpoints': (file_for_checkpoints, ['checkpoint']),
+}
+
+
+@pytest.mark.parametrize('case', EDITS)
+def test_edited_runs_are_one_line(case, runs, monkeypatch, capfd, tmp_path):
+  change, named = EDITS[case]
+  shutil.copytree(runs, tmp_path / 'runs')
+  run = tmp_path / 'runs' / 'wrn_10_1'
+  change(run)
+  (tmp_path / 'a.png').write_bytes(saved('PNG'))
+  before = digest(tmp_path)
+  for module, args in ((evaluate, []), (predict, [tmp_path / 'a.png'])):
+    code = call(monkeypatch, module, '--workdir', run, *args)
+    assert code == 2
+    check_line(capfd.readouterr().err, named)
+    assert digest(tmp_path) == before
