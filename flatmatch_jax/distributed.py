@@ -55,7 +55,7 @@ def connect(
       'process_id': process_id,
       'cluster_detection_method': 'deactivate',
     }
-    if str(coordinator).rpartition(':')[0] in ('localhost', '127.0.0.1'):
+    if process_id == 0 and _is_here(str(coordinator)):
       # JAX would listen to all the world.
       arguments['coordinator_bind_address'] = coordinator
   elif not (cluster := find_cluster(os.environ)):
@@ -110,6 +110,20 @@ def _check(coordinator, num_processes, process_id):
           f'--coordinator={coordinator}: process 0 cannot listen there '
           f'({error.strerror}); choose another port, in all processes.'
         ) from None
+
+
+def _is_here(coordinator: str) -> bool:
+  """Whether the address is this machine's own, not of a gate before it."""
+  host = coordinator.rpartition(':')[0].strip('[]')
+  family, kind, _, _, address = socket.getaddrinfo(
+    host, 0, type=socket.SOCK_STREAM
+  )[0]
+  with socket.socket(family, kind) as probe:
+    try:
+      probe.bind(address)
+    except OSError:
+      return False
+  return True
 
 
 def find_cluster(environ) -> str:

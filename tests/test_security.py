@@ -8,7 +8,7 @@ import re
 import jax
 import pytest
 
-from flatmatch_jax import files, logging, plots, predict
+from flatmatch_jax import distributed, files, logging, plots, predict
 from flatmatch_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -84,6 +84,28 @@ def test_no_socket_listens():
     if path.is_symlink():
       mine |= set(re.findall(r'socket:\[(\d+)\]', os.readlink(path)))
   assert not waiting & mine
+
+
+@pytest.mark.parametrize(
+  ('coordinator', 'bound'),
+  [
+    ('localhost:12345', True),
+    ('127.0.0.1:12345', True),
+    ('0.0.0.0:12345', True),
+    ('192.0.2.1:12345', False),  # Of documents; nobody's.
+  ],
+)
+@pytest.mark.parametrize('process_id', [0, 1])
+def test_the_coordinator_listens_where_it_is_told(
+  coordinator, bound, process_id, monkeypatch
+):
+  told = {}
+  monkeypatch.setattr(
+    distributed, '_initialize', lambda arguments, *_: told.update(arguments)
+  )
+  distributed.connect(coordinator, 2, process_id)
+  here = coordinator if bound and not process_id else None
+  assert told.get('coordinator_bind_address') == here
 
 
 # Whole files.
