@@ -58,12 +58,16 @@ def grid(*cards) -> Html:
   return tag('div', *there, class_='grid') if there else Html('')
 
 
-def scrolling(label: str, *children) -> Html:
+def scrolling(label: str, *children, kind: str = '') -> Html:
   """A box that scrolls by itself, also with the keyboard."""
   return tag(
-    'div', *children, class_='scroll', tabindex=0, role='region',
+    'div',
+    *children,
+    class_=f'scroll {kind}'.strip(),
+    tabindex=0,
+    role='region',
     aria_label=label,
-  )  # fmt: skip
+  )
 
 
 def table(head: list, rows: list[list], label: str, sortable=False) -> Html:

@@ -10,6 +10,7 @@ from flatmatch_jax.workdir import Workdir
 
 # Datasets whose images depend on more than their name.
 _OWN = {'folder': 'data_dir', 'npz': 'data_dir', 'tfds': 'tfds_name'}
+_FRACTIONS = ('used_fraction', 'largest_class')  # Of metrics.jsonl.
 _NEEDED = (
   'dataset',
   'method',
@@ -92,9 +93,9 @@ def read(path: str) -> RunFiles:
 def series(rows: list[dict], key: str) -> tuple[list, list]:
   """Steps and values of a metric, where it was logged; null stays None.
 
-  The used fraction is in percent, like what it stands beside.
+  Fractions are in percent, like what they stand beside.
   """
-  factor = 100 if key == 'used_fraction' else 1
+  factor = 100 if key in _FRACTIONS else 1
   known = lambda value: isinstance(value, int | float)
   there = [row for row in rows if key in row]
   return [row['step'] for row in there], [

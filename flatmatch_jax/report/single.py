@@ -50,6 +50,7 @@ PANELS = (
     {
       'used_fraction': 'used, of all',
       'pseudo_label_accuracy': 'right, of the used',
+      'largest_class': 'in the most guessed class',
     },
   ),
   ('Threshold', 'threshold', {'threshold': 'threshold'}),
@@ -115,7 +116,7 @@ def header(run: RunFiles, title: str) -> Html:
   config = run.config
   facts = (
     f'{config["model"]} · seed {config["seed"]}, labels drawn with '
-    f'{config["split_seed"]} · {config["steps"]:,} steps of '
+    f'seed {config["split_seed"]} · {config["steps"]:,} steps of '
     f'{config["batch_size"]} + {config["unlabeled_batch_size"]} images'
   )
   if counts := run.dataset:
@@ -229,7 +230,7 @@ def analyses(run: RunFiles) -> Html:
     image = tag(
       'img', src=data_uri(kinds[path.suffix], path.read_bytes()), alt=name
     )
-    cards.append(card(name, tag('div', image, class_='paper'), wide=True))
+    cards.append(card(name, scrolling(name, image, kind='paper'), wide=True))
   if not cards:
     return Html('')
   text = 'By python -m flatmatch_jax.analyze; the numbers are in analysis/.'
