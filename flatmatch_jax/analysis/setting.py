@@ -1,14 +1,18 @@
 """A run read back with the images to look at it by."""
 
+from collections.abc import Callable, Iterator
+import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 import numpy as np
 from PIL import Image
 
-from flatmatch_jax import evaluate, losses, program, train
-from flatmatch_jax.data import augment
+from flatmatch_jax import evaluate, losses, program, sharding, train
+from flatmatch_jax.data import augment, resident, streaming
+from flatmatch_jax.types import Batch, UserError
 from flatmatch_jax.workdir import Workdir
 
 
@@ -26,6 +30,7 @@ class Setting(NamedTuple):
   split: Any
   losses: dict[str, Partial]  # 'labeled', 'unlabeled', and 'held_out' if any.
   rotated: dict[str, Partial]  # The first two with the images rotated.
+  batches: Callable[[int], Iterator[Batch]]  # So many, as in training.
 
 
 def load(
@@ -42,6 +47,11 @@ def load(
   """
   files = Workdir(workdir)
   run = program.load_run(files, checkpoint)
+  if images % run.config.microbatches:
+    raise UserError(
+      f'--images={images} must be divisible by the '
+      f'config.microbatches={run.config.microbatches} of {files.path}.'
+    )
   dataset = evaluate.load_data(run, data_dir)
   split = train.choose_split(run.config, dataset)
   rng = np.random.default_rng(0)
@@ -77,7 +87,33 @@ def load(
     split,
     {name: make(name, values) for name, values in pixels.items()},
     {name: make(name, values) for name, values in rotated.items()},
+    _make_batches(run, dataset, split),
   )
+
+
+def _make_batches(run, dataset, split):
+  """Returns `batches(count)`: those of the first steps of training."""
+  config, views = run.config, run.program.views
+  mesh = sharding.make_mesh()
+  over_batch, everywhere = sharding.over_batch(mesh), sharding.replicated(mesh)
+  streams = not isinstance(dataset.train_images, np.ndarray)
+  sample = jax.jit(program.make_sample(config, views, over_batch, streams))
+  at = lambda step: dataclasses.replace(run.state, step=jnp.int32(step))
+
+  def batches(count):
+    data: Any = (
+      streaming.place(dataset, split)
+      if streams
+      else resident.place(dataset, split, everywhere)
+    )
+    feed = train.open_feed(config, views, data, 0, over_batch)
+    try:
+      for step in range(count):
+        yield sample(next(feed), at(step))
+    finally:
+      feed.close()
+
+  return batches
 
 
 def _held_out(dataset, split):

@@ -1,0 +1,81 @@
+"""Figures of what came out of runs: convergence, sensitivity, efficiency."""
+
+import json
+
+import numpy as np
+
+from flatmatch_jax.analysis import canvas
+from flatmatch_jax.workdir import flatten
+
+
+def convergence(runs: dict[str, dict]):
+  """Accuracy, both losses and their difference over steps."""
+  figure, axes = canvas.make(1, 4, 3.6, 3.2)
+  for name, data in runs.items():
+    if 'error_error' in data:
+      accuracy = 100 - data['error_error']
+      axes[0, 0].plot(data['error_step'], accuracy, label=name)
+    if 'log_unlabeled_loss' not in data:
+      continue
+    unlabeled, labeled = data['log_unlabeled_loss'], data['log_labeled_loss']
+    curves = labeled, unlabeled, unlabeled - labeled
+    for axis, values in zip(axes[0, 1:], curves, strict=True):
+      axis.plot(data['log_step'], values, label=name)
+  labels = (
+    'test accuracy, %',
+    'labeled loss at θ',
+    'unlabeled loss at θ',
+    'unlabeled − labeled loss',
+  )
+  for axis, label in zip(axes[0], labels, strict=True):
+    axis.set(xlabel='step', ylabel=label)
+    canvas.finish(axis)
+  return figure
+
+
+def sensitivity(runs: dict[str, dict]):
+  """Test error over the one number in which the runs' configs differ."""
+  configs = [flatten(json.loads(str(d['config']))) for d in runs.values()]
+  fields = [
+    field
+    for field in configs[0]
+    if len({str(config.get(field)) for config in configs}) > 1
+    and field not in ('variant.labels', 'probe_every')
+  ]
+  if len(fields) != 1 or not all(
+    isinstance(config.get(fields[0]), (int, float)) for config in configs
+  ):
+    return None
+  order = np.argsort([config[fields[0]] for config in configs])
+  at = np.array([config[fields[0]] for config in configs])[order]
+  figure, axes = canvas.make(1, 1, 4.6, 3.4)
+  for kind in ('last', 'best'):
+    errors = np.array([float(d[f'error_{kind}']) for d in runs.values()])
+    axes[0, 0].plot(at, errors[order], 'o-', label=kind)
+  axes[0, 0].set(
+    xlabel=f'config.{fields[0]}', ylabel='test error, %', ylim=(0, None)
+  )
+  if at[0] > 0 and at[-1] / at[0] > 8:
+    axes[0, 0].set_xscale('log')
+    axes[0, 0].set_xticks(at, [f'{x:g}' for x in at], minor=False)
+    axes[0, 0].set_xticks([], minor=True)
+  canvas.finish(axes[0, 0])
+  return figure
+
+
+def efficiency(runs: dict[str, dict]):
+  """Seconds a step took against the test error, of each run a point."""
+  figure, axes = canvas.make(1, 1, 5.2, 3.4)
+  for number, (name, data) in enumerate(runs.items()):
+    axes[0, 0].plot(
+      1000 * data['step_seconds'],
+      data['error_last'],
+      'os^Dv*'[number % 6],
+      label=name,
+    )
+  axes[0, 0].set(
+    xlabel='time of a step, ms', ylabel='test error, %', xlim=(0, None)
+  )
+  axes[0, 0].set_ylim(bottom=0)
+  canvas.finish(axes[0, 0])
+  return figure
