@@ -221,6 +221,7 @@ def test_class_names_are_those_of_the_run(tmp_path):
     classify=lambda weights, stats, images: [
       np.stack([1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1)
     ],
+    program=None,
   )
   rows = []
   files = predict.find([str(tmp_path)])
