@@ -30,9 +30,11 @@ OF_LINKS = 0.7
 # Seconds that a collective takes however small it is, a hop of the torus.
 HOP = 1e-6
 # How often an output of a convolution or matrix passes to or from memory in a
-# forward pass: written, read, and both at times once more. The compiler's rows
-# in docs/pods.md say 3.4 to 4.2. A backward pass is two of these.
-MOVES = 4
+# forward pass: written, read, and both at times once more. A backward pass is
+# two of these. The compiler's rows in docs/pods.md say 3.4 to 3.7, with the
+# padding of `spread`.
+MOVES = 3.5
+LANES = 128  # The innermost dimension of an array takes whole units of these.
 BYTES = 2  # Of an activation: bfloat16.
 # Of a host, for each of its chips: 224 virtual cores for the 8 of a v5e.
 CORES = 28
@@ -48,8 +50,9 @@ class Network(NamedTuple):
 
   params: int
   stats: int  # Means and variances of all BatchNorms.
-  norms: int  # BatchNorms.
+  norms: int  # BatchNorms that are used.
   outputs: int  # Numbers that convolutions and matrices give, an image.
+  padded: int  # The same with channels in whole lanes.
 
 
 def network(config) -> Network:
@@ -64,27 +67,45 @@ def network(config) -> Network:
   apply = lambda variables, image: model.apply(variables, image, train=False)
   traced = jax.make_jaxpr(apply)(variables, image)
   count = lambda tree: sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-  stats = variables.get('batch_stats', {})
+  stats = count(variables.get('batch_stats', {}))
+  found = list(_operations(traced.jaxpr))
+  outputs = [
+    shape
+    for name, shape in found
+    if name in ('conv_general_dilated', 'dot_general')
+  ]
   return Network(
     params=count(variables['params']),
-    stats=count(stats),
-    norms=len(jax.tree.leaves(stats)) // 2,
-    outputs=_outputs(traced.jaxpr),
+    stats=stats,
+    norms=sum(name == 'rsqrt' for name, _ in found) if stats else 0,
+    outputs=sum(map(math.prod, outputs)),
+    padded=sum(_padded(shape) for shape in outputs),
   )
 
 
-def _outputs(jaxpr):
-  """Numbers that come out of convolutions and matrices, also of inner ones."""
-  total = 0
+def _padded(shape):
+  *others, channels = shape
+  return math.prod(others) * math.ceil(channels / LANES) * LANES
+
+
+def _operations(jaxpr):
+  """Yields names and shapes of all operations, also of inner programs."""
   for equation in jaxpr.eqns:
-    if equation.primitive.name in ('conv_general_dilated', 'dot_general'):
-      total += sum(math.prod(x.aval.shape) for x in equation.outvars)
+    yield equation.primitive.name, equation.outvars[0].aval.shape
     for inner in jax.tree.leaves(
       equation.params, is_leaf=lambda x: hasattr(x, 'jaxpr')
     ):
       if hasattr(inner, 'jaxpr'):
-        total += _outputs(inner.jaxpr)
-  return total
+        yield from _operations(inner.jaxpr)
+
+
+def spread(net: Network, images: float) -> float:
+  """How many times their bytes the activations of a chip's images take.
+
+  Images or channels are innermost, whichever fills the lanes better.
+  """
+  by_images = math.ceil(images / LANES) * LANES / images
+  return min(by_images, net.padded / net.outputs)
 
 
 class Step(NamedTuple):
@@ -111,21 +132,21 @@ def step(config, net: Network, chips: int) -> Step:
   number, shape = experiments.IMAGES[config.dataset]
   streamed = config.dataset in STREAMED
   saved = BYTES * net.outputs * max(labeled, unlabeled) / chips
-  held = 4 * net.params * (5 + under) + saved
+  held = 4 * net.params * (5 + under)
   if not streamed:
     held += number * math.prod(shape)
-  # Each backward pass reduces a gradient: one of FixMatch, two of FlatMatch.
-  # Each view's BatchNorms reduce moments, and twice as many numbers backward.
-  views, trained = 3, 2
-  gradients = 1 + under
-  moments = net.stats * (views + trained)
+  # The gradients of both trained views are reduced each by itself, in the type
+  # of activations. Moments of views that wait for nothing go together: forward
+  # and backward, and under FlatMatch once more, since ε comes in between.
+  gradients, passes = (2, 4) if under else (1, 2)
+  padding = spread(net, unlabeled / chips)
   return Step(
     flops=2 * experiments.MACS[config.model] * worth,
-    accessed=BYTES * MOVES * net.outputs * worth
+    accessed=BYTES * MOVES * net.outputs * worth * padding
     + 4 * net.params * arrays * chips,
-    held=held,
-    reduced=4 * (gradients * net.params + moments) * (chips > 1),
-    collectives=(gradients + net.norms * (views + trained)) * (chips > 1),
+    held=held + padding * saved,
+    reduced=(2 * BYTES * net.params + 4 * 5 * net.stats) * (chips > 1),
+    collectives=(gradients + passes * net.norms) * (chips > 1),
     decoded=streamed * (labeled / CROPS + unlabeled / PAIRS),
     images=streamed * (labeled + unlabeled),
   )

@@ -72,7 +72,7 @@ def test_arithmetic_counts_the_real_network():
   net = pod_arithmetic.network(cifar10.get_config())
   biases = 16 + 9 * (32 + 64 + 128)  # Which the published count is without.
   assert net.params == 1_467_610 + biases
-  assert net.norms == 25
+  assert net.norms == 23  # Of 25; two are dead, as in the port.
   stem = 32 * 32 * 16
   first = 32 * 32 * 32 * 9  # Four blocks of two, and a shortcut.
   second, third = first // 2, first // 4
@@ -89,8 +89,17 @@ def test_no_chip_is_asked_for_less_by_more_chips():
   config.method = 'fixmatch'
   plain = pod_arithmetic.step(config, net, 8)
   assert plain.flops == eight.flops
-  # The gradient at θ goes round before ε is known: FlatMatch's one extra.
-  assert eight.reduced - plain.reduced == 4 * net.params
+  assert plain.reduced == eight.reduced
+  # As the compiler has it: ε stands between two halves of the step.
+  assert (plain.collectives, eight.collectives) == (2 * 23 + 1, 4 * 23 + 2)
+
+
+def test_lanes_are_filled_by_images_or_by_channels():
+  net = pod_arithmetic.network(cifar10.get_config())
+  assert pod_arithmetic.spread(net, 512) == 1
+  assert pod_arithmetic.spread(net, 56) == 128 / 56
+  channels = pod_arithmetic.spread(net, 1)
+  assert channels == net.padded / net.outputs < 8
 
 
 def test_every_dataset_and_network_of_the_paper_is_there():
