@@ -1,12 +1,12 @@
 """The arithmetic behind docs/pods.md, without a TPU's compiler."""
 
-import jax
+from conftest import TinyNet
 import pytest
 
 from benchmarks import hlo_bytes, pod_arithmetic, tpu_compile
 from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
 from configs import cifar10, imagenet
-from flatmatch_jax import sharding
+from flatmatch_jax import models, sharding
 from flatmatch_jax.data.resident import Resident
 from flatmatch_jax.types import Batch, UserError
 
@@ -56,7 +56,7 @@ def test_unknown_chips_are_refused():
 
 
 def test_data_stays_abstract_and_has_its_true_size():
-  mesh = jax.make_mesh((4,), ('data',))
+  mesh = sharding.make_mesh()
   where = sharding.replicated(mesh), sharding.over_batch(mesh)
   data = tpu_compile.abstract_data(cifar10.get_config(), ('weak',), *where)
   assert isinstance(data, Resident)
@@ -66,6 +66,17 @@ def test_data_stays_abstract_and_has_its_true_size():
   assert isinstance(data, Batch)
   assert data.unlabeled['weak'].shape == (224, 224, 224, 3)
   assert data.unlabeled['weak'].sharding == where[1]
+
+
+@pytest.mark.parametrize('config', [cifar10, imagenet])
+def test_the_step_is_lowered_for_the_devices_of_a_mesh(config, monkeypatch):
+  create = lambda name, classes, momentum, heads, *rest: TinyNet(classes, heads)
+  monkeypatch.setattr(models, 'create', create)
+  config = config.get_config('method=flatmatch_e')
+  mesh = sharding.make_mesh()
+  text = tpu_compile.lower(config, mesh).as_text()
+  assert f'mhlo.num_partitions = {mesh.size} ' in text
+  assert 'tensor<50000x3072xui8>' in text or config.dataset == 'imagenet'
 
 
 def test_arithmetic_counts_the_real_network():
