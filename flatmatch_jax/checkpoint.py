@@ -1,98 +1,241 @@
-"""Checkpoints of the whole train state, by Orbax.
+"""Checkpoints of the whole train state, by Orbax, and verified when read.
 
 Kept are the latest two and the best, by validation or else by test error. Orbax
 writes asynchronously into a temporary folder and renames it when complete: a
-process killed at any moment leaves the previous checkpoint.
+process killed at any moment leaves the previous checkpoint. What disks do to
+files afterwards is found out by a checksum of the state in the notes beside it,
+and one of the notes.
 """
 
+import functools
+import json
 import pathlib
+import sys
+import types
+import zlib
 
 from absl import logging as absl_logging
 import jax
+from jax.experimental import multihost_utils
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from flatmatch_jax import distributed, files, logging
+from flatmatch_jax.checksum import checksum
 from flatmatch_jax.types import TrainState, UserError
+from flatmatch_jax.workdir import writing
 
-# Orbax reports each decision at the level of warnings.
-absl_logging.set_verbosity(absl_logging.ERROR)
+# Orbax reports each decision at the level of warnings, and as errors, with
+# tracebacks, what it also raises.
+absl_logging.set_verbosity(absl_logging.FATAL)
 
 
 class Checkpoints:
   """The checkpoints of one run, named by the number of steps taken."""
 
   def __init__(self, directory: pathlib.Path, read_only: bool = False):
-    self._directory = directory
+    self._directory, self._read_only = directory, read_only
+    self._manager: ocp.CheckpointManager | None = None
     if read_only and not directory.exists():
       raise UserError(f'{directory} does not exist: nothing is saved yet.')
-    # The old `max_to_keep` with `best_fn` would delete the latest one.
-    preservation = policies.AnyPreservationPolicy(
-      [
-        policies.LatestN(2),
-        policies.BestN(
-          get_metric_fn=_error,
-          reverse=True,
-          n=1,
-          keep_checkpoints_without_metrics=False,
-        ),
-      ]
-    )
-    self._manager = ocp.CheckpointManager(
-      directory,
-      options=ocp.CheckpointManagerOptions(
-        preservation_policy=preservation,
-        best_fn=_error,  # Without it best_step() is the latest.
-        best_mode='min',
-        read_only=read_only,
-      ),
-    )
+
+  def steps(self) -> list[int]:
+    """Of all checkpoints, in order; what Orbax began to write is not one."""
+    found = self._directory.glob('[0-9]*')
+    return sorted(int(path.name) for path in found if path.name.isdigit())
 
   def latest_step(self) -> int | None:
-    return self._manager.latest_step()
+    return max(self.steps(), default=None)
 
-  def step_of(self, which: str) -> int:
-    """The step of the 'latest' or 'best' checkpoint."""
+  def restore(
+    self, like: TrainState, which: str = 'latest'
+  ) -> tuple[TrainState, dict] | None:
+    """The state and notes of the 'latest' or the 'best' checkpoint.
+
+    The state is shaped and placed as `like`. A damaged latest checkpoint is
+    set aside, said aloud, and the one before it taken; None if none was saved.
+    """
     if which not in ('latest', 'best'):
       raise UserError(f'Unknown checkpoint {which!r}; known: latest, best.')
-    step = (
-      self._manager.best_step()
-      if which == 'best'
-      else self._manager.latest_step()
-    )
-    if step is None:
-      raise UserError(f'{self._directory} holds no {which} checkpoint.')
-    return step
+    steps = self.steps()
+    damaged: dict[int, str] = {}
+    for step in reversed(steps) if which == 'latest' else self._best(steps):
+      state, notes, reason = self._read(step, like)
+      if not reason:
+        self._set_aside(self._bad_notes(steps) | damaged, step)
+        return state, notes
+      if step not in self.steps():  # A run beside us has gone on.
+        return self.restore(like, which)
+      damaged[step] = reason
+    if damaged:
+      raise UserError(
+        f'{self._directory} has only damaged checkpoints ({which} asked for): '
+        + '; '.join(f'{step}: {reason}' for step, reason in damaged.items())
+        + '. Nothing was changed. Put back a copy of one'
+        + (', take the latest one,' if which == 'best' else '')
+        + ' or train in another --workdir.'
+      )
+    return None
+
+  def _best(self, steps) -> list[int]:
+    """The step of the lowest error, and of equals the last; [] without any."""
+    bad = self._bad_notes(steps)
+    errors = {s: self._notes(s)['error'] for s in steps if s not in bad}
+    known = {step: e for step, e in errors.items() if e is not None}
+    return [min(reversed(known), key=known.__getitem__)] if known else []
+
+  def _bad_notes(self, steps) -> dict[int, str]:
+    """What Orbax's manager would stumble over, step by step."""
+    damaged = {}
+    for step in steps:
+      try:
+        self._notes(step)
+      except DamagedError as error:
+        damaged[step] = str(error)
+    return damaged
+
+  def _read(self, step, like):
+    """State, notes and '', or what is wrong, on which all processes agree."""
+    state, notes, reason = None, {}, ''
+    hook = sys.unraisablehook
+    # Stays after a failure: further parts of the files may still be read.
+    sys.unraisablehook = functools.partial(_unless_late, hook)
+    try:
+      notes = self._notes(step)
+      # A handler, since the manager waits for the others before it raises.
+      state = ocp.StandardCheckpointHandler().restore(
+        self._directory / str(step) / 'state',
+        args=ocp.args.StandardRestore(
+          jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        ),
+      )
+      sys.unraisablehook = hook
+    except (MemoryError, jax.errors.JaxRuntimeError):
+      raise
+    except Exception as error:  # Whatever tensorstore makes of torn files.
+      reason = ' '.join(str(error).split())[:200].rstrip('.') or repr(error)
+    if not _everywhere(not reason):
+      return None, None, reason or 'another process cannot read it'
+    if checksum(state) != notes['checksum']:
+      return None, None, 'its checksum is wrong'
+    return state, notes, ''
+
+  def _notes(self, step) -> dict:
+    folder = self._directory / str(step)
+    try:
+      notes = files.read_json(folder / 'notes' / 'metadata')
+      if notes.pop('crc32') != _crc32(notes):
+        raise DamagedError('the checksum of its notes is wrong')
+      # By these Orbax chooses what to keep.
+      metrics = folder / 'metrics' / 'metrics'
+      error = files.read_json(metrics) if metrics.exists() else {}
+      if error.get('error') != notes['error']:
+        raise DamagedError('its metrics are not those of its notes')
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+      raise DamagedError(f'its notes cannot be read: {error!r}') from None
+    return notes
+
+  def _set_aside(self, damaged, good):
+    """Moves damaged checkpoints away, so that their steps are saved again."""
+    for step, reason in damaged.items():
+      fate = 'left as it is'
+      if not self._read_only:
+        aside = self._directory.with_name('damaged') / str(step)
+        while aside.exists():
+          aside = aside.with_name(f'{aside.name}+')
+        fate = f'kept as {aside}'
+        if distributed.is_first():
+          with writing(aside):
+            aside.parent.mkdir(exist_ok=True)
+            (self._directory / str(step)).rename(aside)
+      logging.say(
+        f'The checkpoint of step {step} is damaged ({reason}) and {fate}; '
+        f'that of step {good} is used.'
+      )
+    if damaged and not self._read_only:
+      _everywhere(True)  # Nobody goes on before they are away.
 
   def save(
     self, step: int, state: TrainState, notes: dict, error: float | None
   ) -> None:
     """Starts saving; `notes` are what JSON can hold: seconds, class names."""
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        notes=ocp.args.JsonSave(notes),
-      ),
-      metrics=None if error is None else {'error': error},
-      force=True,
-    )
+    notes = notes | {'checksum': checksum(state), 'error': error}
+    notes['crc32'] = _crc32(notes)
+    with writing(self._directory):
+      self._open().save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state),
+          notes=ocp.args.JsonSave(notes),
+        ),
+        metrics=None if error is None else {'error': error},
+        force=True,
+      )
 
-  def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict]:
-    """The state at `step`, shaped and placed as `like`, and its notes."""
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    restored = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(abstract),
-        notes=ocp.args.JsonRestore(),
-      ),
-    )
-    return restored['state'], restored['notes']
+  def _open(self) -> ocp.CheckpointManager:
+    """Orbax's manager, made when what it would stumble over is set aside."""
+    if self._manager is None:
+      # The old `max_to_keep` with `best_fn` would delete the latest one.
+      preservation = policies.AnyPreservationPolicy(
+        [
+          policies.LatestN(2),
+          policies.BestN(
+            get_metric_fn=_error,
+            reverse=True,
+            n=1,
+            keep_checkpoints_without_metrics=False,
+          ),
+        ]
+      )
+      self._manager = ocp.CheckpointManager(
+        self._directory,
+        options=ocp.CheckpointManagerOptions(
+          preservation_policy=preservation,
+          best_fn=_error,
+          best_mode='min',
+          cleanup_tmp_directories=True,
+        ),
+      )
+    return self._manager
+
+  def check(self) -> None:
+    """Raises what went wrong in a save that has ended."""
+    if self._manager and not self._manager.is_saving_in_progress():
+      self.wait()
+
+  def wait(self) -> None:
+    """Waits until everything is on disk."""
+    if self._manager:
+      with writing(self._directory):
+        self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits until everything is on disk."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    self.wait()
+    if self._manager:
+      self._manager.close()
+
+
+class DamagedError(ValueError):
+  """A checkpoint that is not what was saved."""
+
+
+def _everywhere(true: bool) -> bool:
+  """Whether it holds in all processes; each waits here for the others."""
+  if not distributed.several():
+    return true
+  return bool(multihost_utils.process_allgather(np.array(true)).all())
+
+
+def _unless_late(hook, unraisable):
+  """Orbax ends at the first torn file; reads of others would print theirs."""
+  closed = str(unraisable.exc_value) == 'Event loop is closed'
+  if not closed and not isinstance(unraisable.object, types.CoroutineType):
+    hook(unraisable)
+
+
+def _crc32(notes):
+  return zlib.crc32(json.dumps(notes, sort_keys=True).encode())
 
 
 def _error(metrics):

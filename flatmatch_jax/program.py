@@ -153,7 +153,6 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   config_lib.check_fields(config)
   _check_dataset(files, dataset)
   checkpoints = Checkpoints(files.checkpoints, read_only=True)
-  step = checkpoints.step_of(which)
   info = DatasetInfo(
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
@@ -163,8 +162,9 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
     jax.eval_shape(program.init, jax.random.key(0)),
   )
-  state, notes = checkpoints.restore(step, like)
-  checkpoints.close()
+  if (found := checkpoints.restore(like, which)) is None:
+    raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
+  state, notes = found
   if notes['class_names'] != dataset['class_names']:
     raise UserError(
       f'{files.checkpoints} were saved for the classes '

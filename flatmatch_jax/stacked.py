@@ -126,8 +126,8 @@ def _open(member, given, held_out, init, weights, dataset):
   state = init(jax.random.key(config.seed), given[0])
   checkpoints = Checkpoints(files.checkpoints)
   notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
-  if (at := checkpoints.latest_step()) is not None:
-    state, notes = checkpoints.restore(at, state)
+  if (found := checkpoints.restore(state)) is not None:
+    state, notes = found
   elif weights:
     state = train.start_from(weights, state)
   unseen = train.probe_images(config, held_out)

@@ -11,6 +11,7 @@ labels one after another.
 """
 
 from collections.abc import Callable
+import contextlib
 import itertools
 import pathlib
 import statistics
@@ -165,7 +166,10 @@ def _train_group(members: list[Member], names, at_once) -> None:
   )
   for group in _grouped(list(zip(members, chosen, strict=True)), key):
     same, their_splits = zip(*group, strict=True)
-    stacked.train_all(same, their_splits, dataset, can, at_once)
+    with contextlib.ExitStack() as locks:
+      for member in same:
+        locks.enter_context(member.files.lock())
+      stacked.train_all(same, their_splits, dataset, can, at_once)
 
 
 def describe(members: list[Member]) -> str:

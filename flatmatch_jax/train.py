@@ -1,5 +1,6 @@
 """Training from a config: the one long function, read from top to bottom."""
 
+import contextlib
 import math
 import os
 import time
@@ -37,7 +38,6 @@ _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
 def train_and_evaluate(config, workdir: str) -> TrainState:
   """Trains to `config.steps` from where `workdir` stands."""
-  began = time.perf_counter()
   config_lib.check(config)
   files = Workdir(workdir)
   if distributed.is_first():
@@ -46,6 +46,14 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   if files.has('result.json'):
     logging.say(f'Finished before. {results.describe(files)}')
     return program_lib.load_run(files).state
+  first = distributed.is_first()  # It holds the lock for all.
+  with files.lock() if first else contextlib.nullcontext():
+    return train_in(files, config)
+
+
+def train_in(files: Workdir, config) -> TrainState:
+  """The run of `config` in its folder, which no other process trains in."""
+  began = time.perf_counter()
   startup.use_compilation_cache(config.compilation_cache)
   phases = startup.Phases(_IMPORT_SECONDS)
 
@@ -90,9 +98,9 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   # Where the run stands.
   checkpoints = Checkpoints(files.checkpoints)
   notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
-  if (at := checkpoints.latest_step()) is not None:
-    state, notes = checkpoints.restore(at, state)
-    logging.say(f'Going on from step {at} of {config.steps}.')
+  if (found := checkpoints.restore(state)) is not None:
+    state, notes = found
+    logging.say(f'Going on from step {int(state.step)} of {config.steps}.')
   elif config.pretrained:
     weights = weights or read_weights(config.pretrained, shapes.params)
     state = start_from(weights, state)
@@ -176,6 +184,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
           row |= evaluate(program.classify, state, held_out)
         if row:
           progress.write(step, [row])
+          checkpoints.check()
         error = row.get(selection)
         best = error is not None and error <= least
         least = min(least, math.inf if error is None else error)

@@ -1,5 +1,8 @@
 """The files of a run, each written whole or not at all."""
 
+import contextlib
+import errno
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -7,6 +10,7 @@ import os
 import pathlib
 import platform
 import re
+import socket
 
 import ml_collections
 
@@ -16,6 +20,16 @@ from flatmatch_jax.types import UserError
 # Fields that may change between two starts of one run: they say where and how
 # often, not what is computed.
 FREE = ('data_dir', 'checkpoint_every', 'compilation_cache', 'max_skipped')
+
+# What a disk says that is full, or not ours to write to.
+_REFUSALS = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EFBIG,
+  errno.EROFS,
+  errno.EACCES,
+  errno.EIO,
+)
 
 _PACKAGES = (
   'jax',
@@ -75,13 +89,51 @@ class Workdir:
   def _write_text(self, name, text):
     if not distributed.is_first():
       return
-    self.path.mkdir(parents=True, exist_ok=True)
-    temporary = self.path / f'{name}.tmp'
-    with temporary.open('w') as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
-    temporary.replace(self.path / name)
+    with writing(self.path / name):
+      self.path.mkdir(parents=True, exist_ok=True)
+      with files.replacing(self.path / name, mode='w') as file:
+        file.write(text)
+
+  @contextlib.contextmanager
+  def lock(self):
+    """Makes sure that nobody else trains here, and that files can be written.
+
+    The system holds the lock for this process: however it ends, it is free.
+    Folders that stay empty are removed again.
+    """
+    path = self.path / '.lock'
+    new = [p for p in (self.path, *self.path.parents) if not p.exists()]
+    with writing(path):
+      self.path.mkdir(parents=True, exist_ok=True)
+      file = path.open('a+')
+    with file:
+      self._take(file)
+      with writing(path):
+        file.truncate(0)
+        file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
+        file.flush()
+      try:
+        yield
+      finally:
+        with contextlib.suppress(OSError):
+          path.unlink()
+          for folder in new:
+            folder.rmdir()
+
+  def _take(self, file):
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      # Who had it before may have removed the file since it was opened.
+      if os.fstat(file.fileno()).st_nlink:
+        return
+      holder = 'a process that is just ending'
+    except BlockingIOError:
+      file.seek(0)
+      holder = file.read().strip() or 'another process'
+    raise UserError(
+      f'{self.path} is in use by {holder}. Wait until it ends, stop it, or use '
+      'another --workdir.'
+    )
 
   def config(self) -> ml_collections.ConfigDict:
     try:
@@ -148,8 +200,30 @@ class Workdir:
     if not distributed.is_first():
       return
     row = {key: _finite(value) for key, value in row.items()}
-    with (self.path / 'metrics.jsonl').open('a') as file:
+    path = self.path / 'metrics.jsonl'
+    with writing(path), path.open('a') as file:
       file.write(json.dumps(row) + '\n')
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path):
+  """Turns what a disk refuses into a line that says what to do."""
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:
+    # Orbax passes on errors of tensorstore, which are a text only.
+    texts = map(os.strerror, _REFUSALS)
+    reason = next((text for text in texts if text in str(error)), '')
+    if isinstance(error, OSError):
+      reason = error.strerror or str(error)
+    if not reason:
+      raise
+    raise UserError(
+      f'Cannot write {path}: {reason}. What was saved before is intact; when '
+      'there is space and permission to write, the same command goes on.'
+    ) from error
 
 
 def as_dict(config) -> dict:

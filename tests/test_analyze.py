@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-import test_run
+import runs
 
 from flatmatch_jax import program
 from flatmatch_jax.analysis.measures import ANALYSES
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-  return test_run.finished_run(tmp_path_factory)[0]
+  return runs.finished_run(tmp_path_factory)[0]
 
 
 @pytest.fixture(scope='module')
@@ -37,9 +37,7 @@ def probed(finished, folder):
   """The finished run once more, probed every four steps."""
   workdir = folder / 'probed'
   if not workdir.exists():
-    done = test_run.run(
-      folder, test_run.command(workdir, '--config.probe_every=4')
-    )
+    done = runs.run(folder, runs.command(workdir, '--config.probe_every=4'))
     assert done.returncode == 0, done.stderr
   return workdir
 
@@ -47,7 +45,7 @@ def probed(finished, folder):
 @pytest.fixture(scope='module')
 def analyzed(finished, probed, folder):
   """What the command said about both runs."""
-  done = test_run.run(
+  done = runs.run(
     folder,
     [
       *('-m', 'flatmatch_jax.analyze', '--workdir', probed, finished),
@@ -66,9 +64,9 @@ def test_probes_do_not_change_the_run(finished, probed):
   jax.tree.map(np.testing.assert_array_equal, plain, looked_at)
   rows = [
     {key: value for key, value in row.items() if key not in PROBED}
-    for row in test_run.rows_of(probed)
+    for row in runs.rows_of(probed)
   ]
-  for row, before in zip(rows, test_run.rows_of(finished), strict=True):
+  for row, before in zip(rows, runs.rows_of(finished), strict=True):
     # The probe and the usual look take the same loss in other programs.
     assert row.pop('unlabeled_loss', 0) == pytest.approx(
       before.pop('unlabeled_loss', 0), rel=1e-4
@@ -77,7 +75,7 @@ def test_probes_do_not_change_the_run(finished, probed):
 
 
 def test_probes_are_logged_at_their_interval(probed):
-  rows = test_run.rows_of(probed)
+  rows = runs.rows_of(probed)
   steps = [row['step'] for row in rows if row.keys() >= PROBED]
   assert steps == [4, 8, 12, 16]
   assert not any(
@@ -92,7 +90,7 @@ def test_command_leaves_numbers_and_figures(analyzed, probed, finished, name):
     assert (made / f'{name}.png').read_bytes()[:4] == b'\x89PNG'
     assert (made / f'{name}.svg').read_text().rstrip().endswith('</svg>')
     with np.load(made / f'{name}.npz') as data:
-      assert data['checkpoint'] == test_run.STEPS
+      assert data['checkpoint'] == runs.STEPS
       numbers = [v for v in data.values() if v.dtype.kind == 'f']
       # A class that is never trusted has no accuracy.
       assert name == 'pseudo_labels' or all(
@@ -106,7 +104,7 @@ def test_command_leaves_numbers_and_figures(analyzed, probed, finished, name):
 def test_log_of_the_run_is_in_the_sharpness_figure(analyzed, probed, finished):
   with np.load(probed / 'analysis' / 'sharpness.npz') as data:
     assert data['log_step'].tolist() == [4, 8, 12, 16]
-    rows = [r for r in test_run.rows_of(probed) if 'sharpness' in r]
+    rows = [r for r in runs.rows_of(probed) if 'sharpness' in r]
     logged = [row['cross_sharpness'] for row in rows]
     np.testing.assert_allclose(data['log_cross_sharpness'], logged)
     assert data['labeled_rise'][0] == 0
@@ -147,5 +145,5 @@ def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(folder):
     'import flatmatch_jax.analyze;'
     'print(json.dumps([sorted(before), "matplotlib" in sys.modules]))'
   )
-  done = test_run.run(folder, ['-c', code])
+  done = runs.run(folder, ['-c', code])
   assert json.loads(done.stdout) == [[], False]

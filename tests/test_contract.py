@@ -271,9 +271,7 @@ def test_resume_is_exact(name, recipe, tmp_path):
       checkpoints.save(2, state, notes={}, error=None)
       checkpoints.close()
     state, _ = step(state, batch_of(name, seed))
-  checkpoints = Checkpoints(tmp_path, read_only=True)
-  resumed, _ = checkpoints.restore(2, init())
-  checkpoints.close()
+  resumed, _ = Checkpoints(tmp_path, read_only=True).restore(init())
   for seed in (2, 3):
     resumed, _ = step(resumed, batch_of(name, seed))
   whole, resumed = (

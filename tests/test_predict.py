@@ -12,7 +12,7 @@ import types
 import numpy as np
 from PIL import Image
 import pytest
-import test_run
+import runs
 
 from flatmatch_jax import cli, data, evaluate, predict, program
 from flatmatch_jax.report import __main__ as report
@@ -21,7 +21,7 @@ from flatmatch_jax.workdir import Workdir
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
-  return test_run.finished_run(tmp_path_factory)[0]
+  return runs.finished_run(tmp_path_factory)[0]
 
 
 @pytest.fixture(scope='module')
@@ -163,8 +163,8 @@ def test_process_gives_files_the_classes_of_arrays(
     [sys.executable, '-m', 'flatmatch_jax.predict']
     + [f'--workdir={workdir}', f'--out={out}']
     + [str(path) for path in (tmp_path / 'folder', broken, single)],
-    cwd=test_run.ROOT,
-    env=test_run.environment(workdir.parent),
+    cwd=runs.ROOT,
+    env=runs.environment(workdir.parent),
     capture_output=True,
     text=True,
     timeout=600,

@@ -14,7 +14,7 @@ from ml_collections import config_flags
 import numpy as np
 from PIL import Image
 import pytest
-import test_run
+from runs import ROOT
 
 from flatmatch_jax import classify, cli, experiments
 from flatmatch_jax.report import (
@@ -339,7 +339,7 @@ def test_command_gives_the_config_again(
 
   words = [
     'main.py',
-    f'--config={test_run.ROOT}/configs/{dataset}.py:{argument}',
+    f'--config={ROOT}/configs/{dataset}.py:{argument}',
   ]
   config = read(words + [f'--config.{text}' for text in overrides])
   command = reproduce.command(config, 'a b')
@@ -348,7 +348,7 @@ def test_command_gives_the_config_again(
   assert again[-2:] == ['--workdir', 'a b']
   # Nothing is repeated that the file says.
   assert sum(word.startswith('--config.') for word in again) == len(overrides)
-  again[3] = f'{test_run.ROOT}/{again[3]}'
+  again[3] = f'{ROOT}/{again[3]}'
   assert read(again[1:]) == config
 
 

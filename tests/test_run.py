@@ -3,7 +3,6 @@
 from concurrent import futures
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import pathlib
@@ -20,84 +19,23 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from runs import (
+  ROOT,
+  STEPS,
+  assert_same_run,
+  command,
+  environment,
+  finished_run,
+  hashes,
+  interrupt,
+  rows_of,
+  run,
+  saved_steps,
+)
 
 from flatmatch_jax import data, program, train
-from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import splits
 from flatmatch_jax.workdir import Workdir
-
-ROOT = pathlib.Path(__file__).parent.parent
-STEPS = 16
-TINY = (
-  f'--config.steps={STEPS}',
-  '--config.model=wrn_10_1',
-  '--config.batch_size=8',
-  '--config.unlabeled_batch_size=16',
-  '--config.eval_batch_size=100',
-  '--config.learning_rate=0.03',
-  '--config.pad=1',
-  '--config.log_every=2',
-  '--config.eval_every=4',
-  '--config.checkpoint_every=3',
-)
-# Has both kinds of state: FreeMatch's averages and the buffer of gradients.
-CONFIG = f'--config={ROOT}/configs/digits.py:method=flatmatch_e,seed=1'
-
-# Runs main.py and stops the process, as Ctrl-Z would, after a number of steps:
-# then the test can send its signal without a race.
-STOPPING = """
-import os, runpy, signal, sys
-from flatmatch_jax import logging
-
-left = int(sys.argv[1])
-step = logging.Progress.step
-
-def stop(self):
-  global left
-  step(self)
-  left -= 1
-  if not left:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-logging.Progress.step = stop
-sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name='__main__')
-"""
-
-
-def environment(folder, tensorflow=False):
-  """One device, and programs compiled once for all processes.
-
-  TensorFlow takes seconds to load; without it there are no TensorBoard events,
-  and nothing else may change.
-  """
-  absent = folder / 'absent' / 'tensorflow'
-  absent.mkdir(parents=True, exist_ok=True)
-  (absent / '__init__.py').write_text("raise ImportError('no tensorflow')\n")
-  paths = [str(ROOT)] if tensorflow else [str(absent.parent), str(ROOT)]
-  return os.environ | {
-    'JAX_NUM_CPU_DEVICES': '1',
-    'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-    'PYTHONPATH': os.pathsep.join(paths),
-  }
-
-
-def command(workdir, *args, config=CONFIG):
-  return [str(ROOT / 'main.py'), config, *TINY, f'--workdir={workdir}', *args]
-
-
-def run(folder, args, tensorflow=False):
-  """A process of this Python from start to end."""
-  return subprocess.run(
-    [sys.executable, *args],
-    cwd=folder,
-    env=environment(folder, tensorflow),
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
 
 
 def run_on_terminal(folder, args):
@@ -122,35 +60,6 @@ def run_on_terminal(folder, args):
   return process.wait(timeout=600), shown.decode()
 
 
-def interrupt(folder, args, steps, number):
-  """Sends a signal to a run that took `steps`; its exit code and stderr."""
-  with subprocess.Popen(
-    [sys.executable, '-c', STOPPING, str(steps), *args],
-    cwd=folder,
-    env=environment(folder),
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  ) as process:
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status), process.stderr.read()
-    process.send_signal(number)
-    process.send_signal(signal.SIGCONT)
-    _, stderr = process.communicate(timeout=600)
-  return process.returncode, stderr
-
-
-def finished_run(tmp_path_factory):
-  """A finished run, made once for all test modules: folder and stderr."""
-  folder = tmp_path_factory.getbasetemp()
-  workdir, log = folder / 'finished', folder / 'finished.log'
-  if not log.exists():
-    done = run(folder, command(workdir), tensorflow=True)
-    assert done.returncode == 0, done.stderr
-    log.write_text(done.stderr)
-  return workdir, log.read_text()
-
-
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   return tmp_path_factory.getbasetemp()
@@ -164,48 +73,6 @@ def finished(tmp_path_factory):
 @pytest.fixture(scope='module')
 def final_state(finished):
   return program.load_run(Workdir(finished)).state
-
-
-def hashes(workdir):
-  return {
-    str(path.relative_to(workdir)): hashlib.sha256(
-      path.read_bytes()
-    ).hexdigest()
-    for path in sorted(workdir.rglob('*'))
-    if path.is_file()
-  }
-
-
-def rows_of(workdir):
-  text = (workdir / 'metrics.jsonl').read_text()
-  return [json.loads(line) for line in text.splitlines()]
-
-
-def saved_steps(workdir):
-  """Complete checkpoints; unfinished ones have other names."""
-  names = (path.name for path in (workdir / 'checkpoints').iterdir())
-  return sorted(int(name) for name in names if name.isdigit())
-
-
-def assert_same_run(workdir, finished, final_state):
-  """Bit by bit: the whole state, the log, and the errors of the result."""
-  state = program.load_run(Workdir(workdir)).state
-  assert int(state.step) == STEPS
-  raw = lambda state: jax.tree.leaves_with_path(
-    state.replace(rng=jax.random.key_data(state.rng))
-  )
-  for (path, ours), (_, theirs) in zip(
-    raw(state), raw(final_state), strict=True
-  ):
-    name = jax.tree_util.keystr(path)
-    assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes(), name
-  ours, theirs = (w / 'metrics.jsonl' for w in (workdir, finished))
-  assert ours.read_bytes() == theirs.read_bytes()
-  ours, theirs = (
-    json.loads((w / 'result.json').read_text()) for w in (workdir, finished)
-  )
-  for key in theirs.keys() - {'seconds', 'images_per_second'}:
-    assert ours[key] == theirs[key], key
 
 
 # A finished run.
@@ -328,33 +195,6 @@ def test_latest_and_best_checkpoints_are_kept(finished):
   best = program.load_run(Workdir(finished), 'best').state
   assert int(best.step) in steps
   assert errors[int(best.step)] == min(errors.values())
-
-
-def saved(directory, errors):
-  """Saves a number at each step of `errors`, and reads what is there."""
-  checkpoints = Checkpoints(directory)
-  for step, error in errors.items():
-    checkpoints.save(step, {'x': np.float32(step)}, {}, error)
-  checkpoints.close()
-  steps = sorted(int(path.name) for path in directory.iterdir())
-  checkpoints = Checkpoints(directory, read_only=True)
-  found = steps, checkpoints.step_of('latest'), checkpoints.step_of('best')
-  checkpoints.close()
-  return found
-
-
-@pytest.mark.parametrize(
-  ('errors', 'kept', 'best'),
-  [
-    ({1: 9.0, 2: 5.0, 3: 7.0, 4: 8.0, 5: 6.0}, [2, 4, 5], 2),
-    ({1: 5.0, 2: None, 3: None, 4: None}, [1, 3, 4], 1),
-    ({1: 9.0, 2: 8.0, 3: 7.0}, [2, 3], 3),
-    ({1: None, 2: 9.0, 3: None, 4: 9.5, 5: None}, [2, 4, 5], 2),
-  ],
-)
-def test_policy_of_checkpoints(tmp_path, errors, kept, best):
-  found = saved(tmp_path / 'checkpoints', errors)
-  assert found == (kept, max(errors), best)
 
 
 # One run through all that can happen to it, and second starts of finished ones.

@@ -52,7 +52,7 @@ def test_no_folder_leaves_the_settings_of_jax(kept_settings):
 
 
 def test_log_tells_where_the_start_went(tmp_path_factory):
-  from test_run import finished_run
+  from runs import finished_run
 
   _, log = finished_run(tmp_path_factory)
   (line,) = re.findall(r'The first step was done after .*', log)

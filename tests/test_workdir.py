@@ -1,9 +1,11 @@
 """The files of a run: whole or not at all, and cut back to a checkpoint."""
 
+import errno
 import json
 import math
 import os
 import pathlib
+import socket
 
 import ml_collections
 import pytest
@@ -48,10 +50,10 @@ def test_failed_write_leaves_the_old_file(files, monkeypatch):
   files.write('result.json', {'error_last': 3.5})
 
   def fail(descriptor):
-    raise OSError('No space left on device')
+    raise OSError(errno.ENOSPC, 'No space left on device')
 
   monkeypatch.setattr(os, 'fsync', fail)
-  with pytest.raises(OSError, match='No space'):
+  with pytest.raises(UserError, match=r'No space left .* same command goes on'):
     files.write('result.json', {'error_last': 2.5})
   assert files.read('result.json') == {'error_last': 3.5}
 
@@ -215,3 +217,58 @@ def test_texts_with_brackets_stay_as_they_are(files):
   files.write('x.json', content)
   assert files.read('x.json') == content
   assert '[ 1, 2.5 ]' in (files.path / 'x.json').read_text()
+
+
+def test_second_run_is_refused_by_name(files):
+  with files.lock():
+    with pytest.raises(UserError) as error, Workdir(str(files.path)).lock():
+      pass
+    message = str(error.value)
+    assert f'process {os.getpid()} on {socket.gethostname()}' in message
+    assert 'another --workdir' in message
+    assert '\n' not in message
+  with files.lock():  # Free again.
+    pass
+  assert os.listdir(files.path) == []
+
+
+def test_refused_run_leaves_no_folder(tmp_path):
+  with pytest.raises(UserError), Workdir(tmp_path / 'runs' / 'first').lock():
+    raise UserError('wrong')
+  assert os.listdir(tmp_path) == []
+  with Workdir(tmp_path / 'runs' / 'first').lock():
+    (tmp_path / 'runs' / 'first' / 'config.json').write_text('{}')
+  assert os.listdir(tmp_path / 'runs' / 'first') == ['config.json']
+
+
+def test_lock_file_that_is_being_removed_is_not_a_lock(files):
+  with (files.path / '.lock').open('a+') as file:
+    (files.path / '.lock').unlink()
+    with pytest.raises(UserError, match='just ending'):
+      files._take(file)
+
+
+def test_lock_of_a_killed_process_is_free(files):
+  """The system keeps it, not the file, which names a process long gone."""
+  (files.path / '.lock').write_text('process 1 on elsewhere\n')
+  with files.lock():
+    assert str(os.getpid()) in (files.path / '.lock').read_text()
+
+
+def test_folder_that_cannot_be_written_is_refused(tmp_path):
+  """A file in its place: root may write into any folder."""
+  (tmp_path / 'runs').write_text('')
+  files = Workdir(str(tmp_path / 'runs' / 'first'))
+  with pytest.raises(UserError, match=r'Not a directory'), files.lock():
+    pass
+
+
+def test_metrics_that_cannot_be_written_are_a_line(files):
+  (files.path / 'metrics.jsonl').mkdir()
+  with pytest.raises(UserError, match=r'metrics\.jsonl: Is a directory'):
+    files.append_metrics({'step': 1})
+
+
+def test_errors_of_the_program_stay_as_they_are(files):
+  with pytest.raises(IndexError), workdir.writing(files.path):
+    files.metrics()[0]
