@@ -117,6 +117,21 @@ def test_every_record_is_the_original_in_the_order_of_tfds(builder, split):
   assert found.class_names[:2] == ('n01440764', 'n01443537')
 
 
+def test_image_that_changed_since_it_was_indexed_is_refused(builder):
+  """Its file is as long as before, and a JPEG of wrong pixels can be read."""
+  found = records.open_split(builder, 'train')
+  path, start = found.files[found.file_number[5]], found.offset[5]
+  with open(path, 'r+b') as file:
+    file.seek(start + found.length[5] // 2)
+    byte = file.read(1)
+    file.seek(-1, os.SEEK_CUR)
+    file.write(bytes([byte[0] ^ 1]))
+  again = records.open_split(builder, 'train')
+  with pytest.raises(UserError, match=r'Image 5 .*its checksum is wrong'):
+    again.read(5)
+  assert again.read(4) == found.read(4)
+
+
 def forbid(*_):
   raise AssertionError('The files were read again.')
 
@@ -132,7 +147,7 @@ def test_index_is_written_once_and_survives_a_move(
   monkeypatch.setattr(records, '_scan', forbid)
   second = records.open_split(moved, 'train')
   assert 'moved' in second.files[0]
-  for field in ('file_number', 'offset', 'length', 'labels'):
+  for field in ('file_number', 'offset', 'length', 'crc32', 'labels'):
     np.testing.assert_array_equal(
       getattr(first, field), getattr(second, field), strict=True
     )

@@ -1,8 +1,9 @@
 """Random access to the TFRecord files that TFDS prepares.
 
 Such files have no index, so they are read through once, which also checks
-every checksum; where each record lies and its label is kept in an .npz beside
-them. ImageNet's 140 GB take as long as the disk needs, and after that seconds.
+every checksum; where each record lies, its label and a checksum that Python can
+compute fast are kept in an .npz beside them. ImageNet's 140 GB take as long as
+the disk needs, and after that seconds.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import io
 import os
 import sys
 import zipfile
+import zlib
 
 import numpy as np
 from tqdm import tqdm
@@ -26,6 +28,7 @@ _COLUMNS = {
   'file_number': np.int32,
   'offset': np.int64,
   'length': np.int64,
+  'crc32': np.uint32,
   'labels': np.int32,
 }
 _BATCH = 64
@@ -40,6 +43,7 @@ class Records:
   file_number: np.ndarray  # [N], into `files`.
   offset: np.ndarray  # [N], of the first byte of the data.
   length: np.ndarray  # [N], in bytes.
+  crc32: np.ndarray  # [N], of the data.
   labels: np.ndarray  # [N] int32, -1 where unknown.
   class_names: tuple[str, ...]
 
@@ -62,6 +66,8 @@ class Records:
       else:
         with open(path, 'rb', buffering=0) as local:
           data = os.pread(local.fileno(), length, offset)
+      if zlib.crc32(data) != self.crc32[i]:
+        raise ValueError('its checksum is wrong')
       example = tf.train.Example.FromString(data)
       (image,) = example.features.feature['image'].bytes_list.value
     except (OSError, tf.errors.OpError, message.DecodeError, ValueError) as e:
@@ -194,26 +200,29 @@ def _scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
     except BaseException:
       pool.shutdown(wait=False, cancel_futures=True)
       raise
-  lengths, labels = map(np.concatenate, zip(*parts, strict=True))
-  starts = [np.cumsum(length + _FRAME) - length - _FRAME for length, _ in parts]
+  lengths, sums, labels = map(np.concatenate, zip(*parts, strict=True))
+  starts = [np.cumsum(p[0] + _FRAME) - p[0] - _FRAME for p in parts]
   return {
     'file_number': np.repeat(np.arange(len(paths), dtype=np.int32), counts),
     'offset': np.concatenate(starts) + _HEADER,
     'length': lengths,
+    'crc32': sums,
     'labels': labels,
   }
 
 
-def _scan_file(path: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Lengths [n] int64 and labels [n] int32; TensorFlow checks the checksums."""
+def _scan_file(path: str, count: int) -> tuple[np.ndarray, ...]:
+  """Lengths, checksums and labels [n]; TensorFlow checks its own checksums."""
   import tensorflow as tf
 
   file = tf.data.TFRecordDataset(path, buffer_size=2**22)
   label = {'label': tf.io.FixedLenFeature([], tf.int64)}
   lengths, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+  sums: list[int] = []
   try:
     for batch in file.batch(_BATCH):
       lengths.append(tf.strings.length(batch).numpy().astype(np.int64))
+      sums += map(zlib.crc32, batch.numpy())
       parsed = tf.io.parse_example(batch, label)['label']
       labels.append(parsed.numpy().astype(np.int32))
   except tf.errors.OpError as error:
@@ -228,7 +237,8 @@ def _scan_file(path: str, count: int) -> tuple[np.ndarray, np.ndarray]:
       f'{path} holds {found} records, but dataset_info.json says {count}; copy '
       'the file again, or prepare the dataset again.'
     )
-  return np.concatenate(lengths), np.concatenate(labels)
+  checksums = np.array(sums, np.uint32)
+  return np.concatenate(lengths), checksums, np.concatenate(labels)
 
 
 def _first_damaged(file, label) -> tuple[int, str]:
@@ -251,7 +261,7 @@ def _load(
   """An index; None if it is absent, damaged or of other files."""
   import tensorflow as tf
 
-  # 24 bytes a record; more for names, and for eight headers.
+  # 28 bytes a record; more for names, and for eight headers.
   room = 32 * sum(counts) + 2 * (names.nbytes + sizes.nbytes) + 2**16
   try:
     with tf.io.gfile.GFile(path, 'rb') as file:
@@ -279,7 +289,7 @@ def _fits(columns, sizes, counts, num_classes) -> bool:
     for name, column in columns.items()
   ):
     return False
-  file_number, offset, length, labels = columns.values()
+  file_number, offset, length, _, labels = columns.values()
   numbers = np.repeat(np.arange(len(counts)), counts)
   return bool(
     np.array_equal(file_number, numbers)
