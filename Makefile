@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: venv demo test lint clean
+.PHONY: venv demo test faults lint clean
 
 venv: .venv/.done
 
@@ -20,6 +20,10 @@ demo: venv
 
 test: venv
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Kills runs, fills disks, tears files: see docs/faults.md. Takes minutes.
+faults: venv
+	$(BIN)/python tests/faults.py
 
 lint: venv
 	$(BIN)/ruff format --check .

@@ -144,7 +144,7 @@ def size(folder):
   return sum(p.stat().st_size for p in folder.rglob('*') if p.is_file())
 
 
-def assert_full(lab, workdir, found, before):
+def assert_full(workdir, found, before):
   """The last line tells; what was saved can be read."""
   code, stderr = found
   assert code == 2, stderr
@@ -179,7 +179,7 @@ def full_disk(lab, times=5):
     else:
       found = lab.hurt(workdir, 'disk', free // 10)
     if found[0]:
-      assert_full(lab, workdir, found, before)
+      assert_full(workdir, found, before)
       failed += 1
   assert failed
   lab.finish(workdir)

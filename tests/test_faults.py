@@ -1,0 +1,45 @@
+"""A short version of tests/faults.py: one run lives through one of each."""
+
+import signal
+
+import faults
+import pytest
+import runs
+
+
+@pytest.fixture(scope='module')
+def lab(tmp_path_factory):
+  finished, _ = runs.finished_run(tmp_path_factory)
+  return faults.Lab(tmp_path_factory.getbasetemp(), finished, seed=0)
+
+
+def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
+  workdir = lab.folder / 'hurt'
+  killed = lab.stop(workdir, 'write', 8)
+  assert list((workdir / 'checkpoints').glob('*tmp*'))
+  runs.go_on(killed, signal.SIGKILL)
+  assert runs.saved_steps(workdir) == []
+  faults.ask_to_stop(lab, workdir, signal.SIGTERM, 'compile')
+  assert runs.saved_steps(workdir) == [1]
+  faults.ask_to_stop(lab, workdir, signal.SIGINT, 'write', 5)
+
+  full = lab.hurt(workdir, 'disk', 20000)
+  previous, latest = runs.saved_steps(workdir)
+  faults.assert_full(workdir, full, latest)
+
+  checkpoint = workdir / 'checkpoints' / str(latest)
+  faults.truncate(lab.random('truncate'), checkpoint / 'notes')
+  first = lab.stop(workdir, 'step', 1)
+  before = runs.hashes(workdir)
+  second = lab.run(workdir)
+  faults.assert_refused(second, f'in use by process {first.pid} on ')
+  assert runs.hashes(workdir) == before
+  _, said = runs.go_on(first, signal.SIGKILL)
+  assert f'The checkpoint of step {latest} is damaged' in said
+  assert f'Going on from step {previous} of' in said
+
+  faults.clock_jump(lab, workdir, -2 * faults.DAY)
+
+
+def test_folder_that_cannot_be_written_is_refused_before_any_work(lab):
+  faults.assert_refused(lab.run('/proc/run'), 'Cannot write /proc/run')
