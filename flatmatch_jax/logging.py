@@ -27,6 +27,14 @@ def printable(text: str) -> str:
   )
 
 
+def make_bar(step: int, steps: int) -> tqdm:
+  """A bar whose times are right when somebody sets the clock."""
+  bar = tqdm(initial=step, total=steps, unit='step', dynamic_ncols=True)
+  bar._time = time.monotonic
+  bar.start_t = bar.last_print_t = time.monotonic()
+  return bar
+
+
 class Progress:
   """Writes each interval's metrics where people and programs look for them.
 

@@ -21,6 +21,7 @@ import sys
 import time
 
 from orbax.checkpoint._src.path import async_path
+import tqdm.std
 
 from flatmatch_jax import logging, train
 
@@ -57,16 +58,16 @@ def stop_at(place, count):
 def jump(seconds, steps=3):
   step, clock, clock_ns = logging.Progress.step, time.time, time.time_ns
   left = steps
+  off = lambda: 0 if left > 0 else seconds
 
-  def jumped(self):
+  def counted(self):
     nonlocal left
     step(self)
     left -= 1
-    if not left:
-      time.time = lambda: clock() + seconds
-      time.time_ns = lambda: clock_ns() + seconds * 10**9
 
-  logging.Progress.step = jumped
+  logging.Progress.step = counted
+  time.time = tqdm.std.time = lambda: clock() + off()
+  time.time_ns = lambda: clock_ns() + off() * 10**9
 
 
 if __name__ == '__main__':

@@ -6,6 +6,8 @@ import faults
 import pytest
 import runs
 
+from flatmatch_jax import logging
+
 
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
@@ -43,3 +45,14 @@ def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
 
 def test_folder_that_cannot_be_written_is_refused_before_any_work(lab):
   faults.assert_refused(lab.run('/proc/run'), 'Cannot write /proc/run')
+
+
+def test_bar_does_not_follow_a_clock_that_is_set(monkeypatch, capsys):
+  now = [1e9]
+  monkeypatch.setattr('tqdm.std.time', lambda: now[0])
+  bar = logging.make_bar(0, 10)
+  for jump in (-faults.DAY, 1000 * faults.DAY):
+    now[0] += jump
+    bar.update()
+    assert 0 <= bar.format_dict['elapsed'] < faults.DAY
+  bar.close()
