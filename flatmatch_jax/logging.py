@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from flatmatch_jax import distributed
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.workdir import Workdir, writing
 
 
 def say(text: str) -> None:
@@ -89,7 +89,10 @@ class Progress:
         if isinstance(value, float) and np.isfinite(value)
       }
       if tensorboard is not None:
-        tensorboard.write_scalars(step, scalars | {'images_per_second': speed})
+        with writing(workdir.tensorboard):
+          tensorboard.write_scalars(
+            step, scalars | {'images_per_second': speed}
+          )
       for key, value in scalars.items():
         finite.setdefault(key, []).append(value)
     means = {key: statistics.fmean(values) for key, values in finite.items()}
@@ -125,9 +128,10 @@ class Progress:
   def close(self) -> None:
     if self._bar is not None:
       self._bar.close()
-    for _, tensorboard in self._writers:
+    for workdir, tensorboard in self._writers:
       if tensorboard is not None:
-        tensorboard.close()
+        with writing(workdir.tensorboard):
+          tensorboard.close()
 
 
 def _tensorboard_writers(workdirs):

@@ -31,7 +31,7 @@ from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
-from flatmatch_jax.workdir import Workdir, as_dict, versions
+from flatmatch_jax.workdir import Workdir, as_dict, versions, writing
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
@@ -42,7 +42,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   files = Workdir(workdir)
   if distributed.is_first():
     files.check_config(config)
-  distributed.check_shared(files.path)
+  with writing(files.path):
+    distributed.check_shared(files.path)
   if files.has('result.json'):
     logging.say(f'Finished before. {results.describe(files)}')
     return program_lib.load_run(files).state
@@ -223,14 +224,16 @@ def write_result(
   config, files: Workdir, num_labeled, skipped, seconds, speed
 ) -> None:
   """What came out, in numbers and as a picture."""
+  # The result comes last: with it the run is done.
+  with writing(files.path):
+    plots.curves(
+      files.metrics(),
+      f'{config.method} on {config.dataset}, {num_labeled} labels',
+      files.path / 'curves.png',
+    )
   files.write(
     'result.json',
     results.summarize(config, files, num_labeled, skipped, seconds, speed),
-  )
-  plots.curves(
-    files.metrics(),
-    f'{config.method} on {config.dataset}, {num_labeled} labels',
-    files.path / 'curves.png',
   )
   logging.say(results.describe(files))
 
