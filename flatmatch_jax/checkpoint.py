@@ -7,11 +7,11 @@ files afterwards is found out by a checksum of the state in the notes beside it,
 and one of the notes.
 """
 
-import functools
 import json
 import pathlib
 import sys
 import types
+import warnings
 import zlib
 
 from absl import logging as absl_logging
@@ -29,6 +29,19 @@ from flatmatch_jax.workdir import writing
 # Orbax reports each decision at the level of warnings, and as errors, with
 # tracebacks, what it also raises.
 absl_logging.set_verbosity(absl_logging.FATAL)
+# It ends at the first file that cannot be read or written, and leaves others
+# in the air: they would print pages after the one line that counts.
+warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
+_hook = sys.unraisablehook
+
+
+def _unless_left_in_the_air(unraisable):
+  closed = str(unraisable.exc_value) == 'Event loop is closed'
+  if not closed and not isinstance(unraisable.object, types.CoroutineType):
+    _hook(unraisable)
+
+
+sys.unraisablehook = _unless_left_in_the_air
 
 
 class Checkpoints:
@@ -98,9 +111,6 @@ class Checkpoints:
   def _read(self, step, like):
     """State, notes and '', or what is wrong, on which all processes agree."""
     state, notes, reason = None, {}, ''
-    hook = sys.unraisablehook
-    # Stays after a failure: further parts of the files may still be read.
-    sys.unraisablehook = functools.partial(_unless_late, hook)
     try:
       notes = self._notes(step)
       # A handler, since the manager waits for the others before it raises.
@@ -110,7 +120,6 @@ class Checkpoints:
           jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         ),
       )
-      sys.unraisablehook = hook
     except (MemoryError, jax.errors.JaxRuntimeError):
       raise
     except Exception as error:  # Whatever tensorstore makes of torn files.
@@ -225,13 +234,6 @@ def _everywhere(true: bool) -> bool:
   if not distributed.several():
     return true
   return bool(multihost_utils.process_allgather(np.array(true)).all())
-
-
-def _unless_late(hook, unraisable):
-  """Orbax ends at the first torn file; reads of others would print theirs."""
-  closed = str(unraisable.exc_value) == 'Event loop is closed'
-  if not closed and not isinstance(unraisable.object, types.CoroutineType):
-    hook(unraisable)
 
 
 def _crc32(notes):
