@@ -150,7 +150,10 @@ class Run(NamedTuple):
 def load_run(files: Workdir, which: str = 'latest') -> Run:
   """The 'latest' or 'best' checkpoint of a run, ready to classify."""
   config, dataset = files.config(), files.read('dataset.json')
-  config_lib.check_fields(config)
+  try:
+    config_lib.check_fields(config)
+  except UserError as error:
+    raise UserError(f'{files.path / "config.json"}: {error}') from None
   _check_dataset(files, dataset)
   checkpoints = Checkpoints(files.checkpoints, read_only=True)
   info = DatasetInfo(

@@ -31,6 +31,8 @@ _REFUSALS = (
   errno.EIO,
 )
 
+_MAX_METRICS = 2**28  # A run of the paper's length takes 2**23 bytes.
+
 _PACKAGES = (
   'jax',
   'jaxlib',
@@ -142,7 +144,8 @@ class Workdir:
       raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
-        f'{self.path / "config.json"} is not the config of a run: {error}'
+        f'{self.path / "config.json"} is not the config of a run: {error}; put '
+        'back the one that main.py wrote.'
       ) from None
 
   def has_steps(self) -> bool:
@@ -178,6 +181,11 @@ class Workdir:
     rows: list[dict] = []
     if not path.exists():
       return rows
+    if path.stat().st_size > _MAX_METRICS:
+      raise UserError(
+        f'{path} is larger than {_MAX_METRICS} bytes, which no run writes; '
+        'shorten it.'
+      )
     lines = path.read_text(errors='replace').splitlines()
     for number, line in enumerate(lines, 1):
       if (row := _row(line)) is not None:
