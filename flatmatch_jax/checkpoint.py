@@ -44,6 +44,10 @@ def _unless_left_in_the_air(unraisable):
 sys.unraisablehook = _unless_left_in_the_air
 
 
+# What Orbax says of arrays by other names or of other shapes.
+_OTHERS = ('structures do not match', 'not compatible with the stored shape')
+
+
 class Checkpoints:
   """The checkpoints of one run, named by the number of steps taken."""
 
@@ -124,6 +128,11 @@ class Checkpoints:
       raise
     except Exception as error:  # Whatever tensorstore makes of torn files.
       reason = ' '.join(str(error).split())[:200].rstrip('.') or repr(error)
+      if any(words in reason for words in _OTHERS):
+        reason = (
+          'its arrays are of another network, method or number of classes than '
+          'config.json and dataset.json say'
+        )
     if not _everywhere(not reason):
       return None, None, reason or 'another process cannot read it'
     if checksum(state) != notes['checksum']:

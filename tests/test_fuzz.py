@@ -17,8 +17,9 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from flatmatch_jax import checkpoint, files, program, weight_files
 from flatmatch_jax import config as config_lib
-from flatmatch_jax import files, program, weight_files
+from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import arrays, cache, images, splits
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
@@ -333,6 +334,43 @@ def test_metrics(folder):
       assert str(path) in str(error)
 
   check()
+
+
+def test_notes_of_checkpoints(folder):
+  (folder / 'checkpoints').mkdir()
+  checkpoints = Checkpoints(folder / 'checkpoints', read_only=True)
+  content = {'seconds': 1.5, 'class_names': ['a'], 'checksum': 7, 'error': 2.5}
+  content['crc32'] = checkpoint._crc32(content)
+  notes, metrics = (
+    folder / 'checkpoints' / '1' / kind / name
+    for kind, name in (('notes', 'metadata'), ('metrics', 'metrics'))
+  )
+  originals = json.dumps(content).encode(), b'{"error": 2.5}'
+  for path in (notes, metrics):
+    path.parent.mkdir(parents=True)
+  as_bytes = JSON.map(lambda value: json.dumps(value).encode())
+
+  def check(*contents):
+    notes.write_bytes(contents[0])
+    metrics.write_bytes(contents[1])
+    try:
+      found = checkpoints._notes(1)
+    except checkpoint.DamagedError:
+      return
+    assert found == {k: v for k, v in content.items() if k != 'crc32'}
+
+  @fuzz(150)
+  @hypothesis.given(damaged(originals[:1]) | as_bytes)
+  def check_notes(damaged):
+    check(damaged, originals[1])
+
+  @fuzz(150)
+  @hypothesis.given(damaged(originals[1:]) | as_bytes)
+  def check_metrics(damaged):
+    check(originals[0], damaged)
+
+  check_notes()
+  check_metrics()
 
 
 def test_cache_of_images(folder):

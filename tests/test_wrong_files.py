@@ -319,14 +319,17 @@ def file_for_checkpoints(run):
 
 # What is done to a run, and what the line names.
 EDITS = {
-  'network copied in': (other_network, ['checkpoint']),
-  'network': (edit('config.json', lambda x: x | {'model': 'wrn_10_2'}), []),
+  'network copied in': (other_network, ['another network']),
+  'network': (
+    edit('config.json', lambda x: x | {'model': 'wrn_10_2'}),
+    ['another network'],
+  ),
   'method': (
     edit(
       'config.json',
       lambda x: x | {'method': 'freematch', 'variant': {'method': 'freematch'}},
     ),
-    ['checkpoint'],
+    ['another network, method'],
   ),
   'no method': (edit('config.json', lambda x: x | {'method': 'none'}), []),
   'text for steps': (
@@ -340,7 +343,7 @@ EDITS = {
   'no config': (edit('config.json', lambda x: [x]), ['config.json']),
   'two classes': (
     edit('dataset.json', lambda x: x | {'class_names': ['a', 'b']}),
-    [],
+    ['number of classes'],
   ),
   'names of classes': (
     edit('dataset.json', lambda x: x | {'class_names': [*'abcdefghij']}),
@@ -374,3 +377,19 @@ def test_edited_runs_are_one_line(case, runs, monkeypatch, capfd, tmp_path):
     assert code == 2
     check_line(capfd.readouterr().err, named)
     assert digest(tmp_path) == before
+
+
+def test_a_run_does_not_go_on_from_another_network(
+  runs, monkeypatch, capfd, tmp_path
+):
+  shutil.copytree(runs, tmp_path / 'runs')
+  run = tmp_path / 'runs' / 'wrn_10_1'
+  other_network(run)
+  before = digest(tmp_path)
+  config = Workdir(run).config()
+  with pytest.raises(SystemExit) as end, cli.errors_as_lines():
+    train.train_and_evaluate(config, str(run))
+  assert end.value.code == 2
+  *_, line = capfd.readouterr().err.splitlines(keepends=True)
+  check_line(line, ['another network', '--workdir'])
+  assert digest(tmp_path) == before
