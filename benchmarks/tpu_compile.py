@@ -35,7 +35,6 @@ import jax
 from jax.experimental import topologies
 import jax.numpy as jnp
 from ml_collections import config_flags
-import numpy as np
 
 from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
 from flatmatch_jax import cli, experiments, hlo, sharding
@@ -101,19 +100,27 @@ def make_mesh(topology: str, chips: int):
       f'Nothing is known of the chips of {topology!r}. Known: '
       f'{", ".join(CHIPS)}; write such as v5e:2x2.'
     )
+  # As on a machine that has them: by default a v4 chip would be two devices.
+  options = {'chip_config_name': 'megacore'} if kind == 'v4' else {}
   try:
-    devices = topologies.get_topology_desc(topology, platform='tpu').devices
+    devices = topologies.get_topology_desc(topology, 'tpu', **options).devices
   except Exception as error:
     raise UserError(
       f'There is no topology {topology!r}: {str(error).splitlines()[0]} '
       "Without libtpu, `pip install 'libtpu==0.0.42.*'` first."
     ) from error
-  # Some chips are two devices to JAX, each with its half.
-  halves = len(devices) / len({tuple(d.coords) for d in devices})
-  chip = Chip(*(value / halves for value in CHIPS[kind]))
-  chosen = np.array(devices[: chips or len(devices)])
-  axis = (jax.sharding.AxisType.Auto,)
-  return jax.sharding.Mesh(chosen, ('data',), axis_types=axis), chip
+  if chips > len(devices):
+    raise UserError(
+      f'--chips={chips} are more than the {len(devices)} of {topology}; take a '
+      'larger --topology.'
+    )
+  mesh = jax.make_mesh(
+    (chips or len(devices), 1),
+    ('data', 'fsdp'),
+    axis_types=2 * (jax.sharding.AxisType.Auto,),
+    devices=devices[: chips or len(devices)],
+  )
+  return mesh, CHIPS[kind]
 
 
 def measure(config, mesh, chip: Chip, effort: float, out: str | None):
