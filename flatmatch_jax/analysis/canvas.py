@@ -24,8 +24,9 @@ def save(figure, path: pathlib.Path) -> None:
       figure.savefig(file, format=kind, dpi=110)
 
 
-def finish(axis) -> None:
-  """Adds a grid, and a legend where lines have names."""
-  axis.grid(alpha=0.3)
-  if axis.lines:
-    axis.legend(frameon=False, fontsize='small')
+def name_runs(figure, runs) -> None:
+  """One legend for all axes, whose colours are in the order of the runs."""
+  from matplotlib.lines import Line2D
+
+  lines = [Line2D([], [], color=f'C{number}') for number in range(len(runs))]
+  figure.legend(lines, runs, loc='outside lower center', ncols=5, frameon=False)

@@ -58,7 +58,8 @@ def landscape(runs: dict[str, dict]):
       ylabel='loss',
       ylim=(0, 1.05 * top),
     )
-    canvas.finish(row[2])
+    row[2].grid(alpha=0.3)
+    row[2].legend(frameon=False, fontsize='small')
   return figure
 
 
@@ -89,17 +90,19 @@ def sharpness(runs: dict[str, dict]):
   probed = any('log_step' in data for data in runs.values())
   figure, axes = canvas.make(1 + probed, len(panels), 4.4, 3.2)
   for column, (key, label) in enumerate(panels.items()):
-    for name, data in runs.items():
+    for number, data in enumerate(runs.values()):
+      color = f'C{number}'
       if f'{key}_rise' in data:
-        axes[0, column].plot(data['rho'], data[f'{key}_rise'], '.-', label=name)
+        rise = data[f'{key}_rise']
+        axes[0, column].plot(data['rho'], rise, '.-', color=color)
       if probed and logged[key] in data:
-        axes[1, column].plot(data['log_step'], data[logged[key]], label=name)
+        axes[1, column].plot(data['log_step'], data[logged[key]], color=color)
     axes[0, column].set(
       title='at the checkpoint',
       xlabel='ρ, length of the perturbation',
       ylabel=label,
     )
-    canvas.finish(axes[0, column])
+    axes[0, column].grid(alpha=0.3)
     if probed:
       rho = {f'{d["log_rho"]:g}' for d in runs.values() if 'log_rho' in d}
       axes[1, column].set(
@@ -107,7 +110,8 @@ def sharpness(runs: dict[str, dict]):
         xlabel='step',
         ylabel=label,
       )
-      canvas.finish(axes[1, column])
+      axes[1, column].grid(alpha=0.3)
+  canvas.name_runs(figure, runs)
   return figure
 
 
@@ -120,20 +124,22 @@ def hessian(runs: dict[str, dict]):
   ]
   figure, axes = canvas.make(1, len(kinds), 4.0, 3.2)
   for axis, kind in zip(axes[0], kinds, strict=True):
-    for number, (name, data) in enumerate(runs.items()):
+    for number, data in enumerate(runs.values()):
       if f'{kind}_eigenvalues' not in data:
         continue
       values = data[f'{kind}_eigenvalues']
       at = np.arange(1, len(values) + 1) + 0.12 * number
       errors = data[f'{kind}_errors']
-      axis.errorbar(at, values, errors, fmt='o', ms=4, capsize=3, label=name)
+      style = {'fmt': 'o', 'ms': 4, 'capsize': 3, 'color': f'C{number}'}
+      axis.errorbar(at, values, errors, **style)
     axis.set(
       title=_KINDS[kind][0],
       xlabel='number of the eigenvalue',
       ylabel='eigenvalue of the Hessian',
     )
     axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
-    canvas.finish(axis)
+    axis.grid(alpha=0.3)
+  canvas.name_runs(figure, runs)
   return figure
 
 
@@ -153,24 +159,26 @@ def gradients(runs: dict[str, dict]):
   )
   probed = any('log_step' in data for data in runs.values())
   figure, axes = canvas.make(1 + probed, len(panels), 4.4, 3.2)
-  for number, (name, data) in enumerate(runs.items()):
+  for number, data in enumerate(runs.values()):
+    color = f'C{number}'
     data = with_difference(data, '')
     for axis, key in zip(axes[-1], panels, strict=True):
       spread = np.linspace(-0.2, 0.2, len(data[key]))
-      axis.plot(number + spread, data[key], 'o', ms=4)
+      axis.plot(number + spread, data[key], 'o', ms=4, color=color)
     if 'log_step' in data:
       data = with_difference(data, 'log_')
       for axis, key in zip(axes[0], panels, strict=True):
-        axis.plot(data['log_step'], data[f'log_{key}'], label=name)
+        axis.plot(data['log_step'], data[f'log_{key}'], color=color)
   for axis, label in zip(axes[-1], panels.values(), strict=True):
     axis.set(title='batches at the checkpoint', ylabel=label)
-    axis.set_xticks(range(len(runs)), runs)
+    axis.set_xticks([])
     axis.margins(x=0.3)
     axis.grid(alpha=0.3)
   if probed:
     for axis, label in zip(axes[0], panels.values(), strict=True):
       axis.set(title='along training', xlabel='step', ylabel=label)
-      canvas.finish(axis)
+      axis.grid(alpha=0.3)
+  canvas.name_runs(figure, runs)
   return figure
 
 

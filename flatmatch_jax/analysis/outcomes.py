@@ -11,16 +11,17 @@ from flatmatch_jax.workdir import flatten
 def convergence(runs: dict[str, dict]):
   """Accuracy, both losses and their difference over steps."""
   figure, axes = canvas.make(1, 4, 3.6, 3.2)
-  for name, data in runs.items():
+  for number, data in enumerate(runs.values()):
+    color = f'C{number}'
     if 'error_error' in data:
       accuracy = 100 - data['error_error']
-      axes[0, 0].plot(data['error_step'], accuracy, label=name)
+      axes[0, 0].plot(data['error_step'], accuracy, color=color)
     if 'log_unlabeled_loss' not in data:
       continue
     unlabeled, labeled = data['log_unlabeled_loss'], data['log_labeled_loss']
     curves = labeled, unlabeled, unlabeled - labeled
     for axis, values in zip(axes[0, 1:], curves, strict=True):
-      axis.plot(data['log_step'], values, label=name)
+      axis.plot(data['log_step'], values, color=color)
   labels = (
     'test accuracy, %',
     'labeled loss at θ',
@@ -29,7 +30,8 @@ def convergence(runs: dict[str, dict]):
   )
   for axis, label in zip(axes[0], labels, strict=True):
     axis.set(xlabel='step', ylabel=label)
-    canvas.finish(axis)
+    axis.grid(alpha=0.3)
+  canvas.name_runs(figure, runs)
   return figure
 
 
@@ -49,9 +51,9 @@ def sensitivity(runs: dict[str, dict]):
   order = np.argsort([config[fields[0]] for config in configs])
   at = np.array([config[fields[0]] for config in configs])[order]
   figure, axes = canvas.make(1, 1, 4.6, 3.4)
-  for kind in ('last', 'best'):
+  for kind, style in (('last', 'o-'), ('best', 's--')):
     errors = np.array([float(d[f'error_{kind}']) for d in runs.values()])
-    axes[0, 0].plot(at, errors[order], 'o-', label=kind)
+    axes[0, 0].plot(at, errors[order], style, mfc='none', label=kind)
   axes[0, 0].set(
     xlabel=f'config.{fields[0]}', ylabel='test error, %', ylim=(0, None)
   )
@@ -59,7 +61,8 @@ def sensitivity(runs: dict[str, dict]):
     axes[0, 0].set_xscale('log')
     axes[0, 0].set_xticks(at, [f'{x:g}' for x in at], minor=False)
     axes[0, 0].set_xticks([], minor=True)
-  canvas.finish(axes[0, 0])
+  axes[0, 0].grid(alpha=0.3)
+  axes[0, 0].legend(frameon=False, fontsize='small')
   return figure
 
 
@@ -77,5 +80,6 @@ def efficiency(runs: dict[str, dict]):
     xlabel='time of a step, ms', ylabel='test error, %', xlim=(0, None)
   )
   axes[0, 0].set_ylim(bottom=0)
-  canvas.finish(axes[0, 0])
+  axes[0, 0].grid(alpha=0.3)
+  axes[0, 0].legend(frameon=False, fontsize='small')
   return figure
