@@ -98,7 +98,7 @@ def base(
       'flip': True,
       'log_every': 100,
       # Steps between measurements of sharpness, gradients and their angle;
-      # each costs about three steps. 0 is never.
+      # each costs two or three steps. 0 is never.
       'probe_every': 1024,
       'eval_every': 5120,
       'checkpoint_every': 5120,
