@@ -17,7 +17,7 @@ class Ended(NamedTuple):
   """How a process ended."""
 
   returncode: int
-  stderr: str
+  output: str  # Of both channels.
 
 
 def free_port() -> int:

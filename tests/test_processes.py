@@ -1,15 +1,23 @@
 """Real processes on one machine, each with devices of its own, as one run."""
 
+import contextlib
 import json
 import os
+import re
+import socket
 
+import jax
 import numpy as np
 import processes
 import pytest
+import test_records
+import tiny_main
 
+from flatmatch_jax import distributed, models, program
+from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
-STEPS = 8
+STEPS = 12
 CONFIG = (
   # Both kinds of state: the method's and the buffer of gradients; and no
   # strong views, which are slow to compile.
@@ -26,9 +34,16 @@ CONFIG = (
 )
 
 
+MAIN = str(processes.ROOT / 'tests' / 'tiny_main.py')
+
+
 def command(workdir, *args):
-  main = processes.ROOT / 'tests' / 'tiny_main.py'
-  return [str(main), *CONFIG, f'--workdir={workdir}', *args]
+  return [MAIN, *CONFIG, f'--workdir={workdir}', *args]
+
+
+def signalled(workdir, step, name, number):
+  """The command of a run in which a process gets a signal after a step."""
+  return [MAIN, str(step), name, str(number), *command(workdir)[1:]]
 
 
 @pytest.fixture(scope='module')
@@ -36,20 +51,16 @@ def env(tmp_path_factory):
   return processes.environment(tmp_path_factory.mktemp('processes'))
 
 
-def metrics(workdir):
-  return Workdir(str(workdir)).metrics()
-
-
-def train(count, workdir, env, *args, devices=1):
-  ended = processes.run(count, command(workdir, *args), env, devices)
-  for process in ended:
-    assert process.returncode == 0, process.stderr
+def train(count, workdir, env, codes=None, command=command):
+  ended = processes.run(count, command(workdir), env)
+  said = '\n'.join(process.output for process in ended)
+  assert [e.returncode for e in ended] == (codes or [0] * count), said
   return ended
 
 
 @pytest.fixture(scope='module')
 def alone(env, tmp_path_factory):
-  """The workdir of the run of one process with one device."""
+  """The workdir of the run of one process."""
   workdir = tmp_path_factory.mktemp('alone') / 'run'
   train(1, workdir, env)
   return workdir
@@ -60,6 +71,10 @@ def two(env, tmp_path_factory):
   """The workdir of the run of two processes, and what each said."""
   workdir = tmp_path_factory.mktemp('two') / 'run'
   return workdir, train(2, workdir, env)
+
+
+def metrics(workdir):
+  return Workdir(str(workdir)).metrics()
 
 
 def assert_close(workdir, reference):
@@ -73,6 +88,14 @@ def assert_close(workdir, reference):
       np.testing.assert_allclose(here, there, 1e-4, 1e-6, err_msg=key)
 
 
+def state_of(workdir, monkeypatch):
+  """All numbers of the last checkpoint."""
+  monkeypatch.setattr(models, 'create', tiny_main.create)
+  state = program.load_run(Workdir(str(workdir))).state
+  state = state.replace(rng=jax.random.key_data(state.rng))
+  return jax.tree.map(np.asarray, state)
+
+
 def test_two_processes_equal_one(two, alone):
   assert_close(two[0], alone)
 
@@ -81,17 +104,248 @@ def test_evaluation_counts_each_example_once(two, alone):
   # 360 test images in four batches of 100, of which a process has 50 rows.
   errors = [row['error'] for row in metrics(two[0]) if 'error' in row]
   assert errors == [r['error'] for r in metrics(alone) if 'error' in r]
-  assert all((3.6 * error) % 1 == pytest.approx(0) for error in errors)
+  assert all(3.6 * e == pytest.approx(round(3.6 * e)) for e in errors)
 
 
 def test_one_process_talks_and_writes_files(two, alone):
   workdir, (first, second) = two
-  assert 'test error' in first.stderr
-  assert all(
-    line.startswith('[Gloo]') for line in second.stderr.split('\n')[:-1]
-  )
+  assert 'test error' in first.output
+  assert all(line.startswith('[Gloo]') for line in second.output.splitlines())
   names = lambda folder: sorted(os.listdir(folder))
   assert names(workdir) == names(alone)
   assert names(workdir / 'checkpoints') == names(alone / 'checkpoints')
   result = json.loads((workdir / 'result.json').read_text())
   assert result['steps'] == STEPS
+
+
+def test_run_goes_from_one_to_four_to_two_processes(
+  env, alone, tmp_path, monkeypatch
+):
+  """Two of the runs end by a signal to one of their processes."""
+  workdir = tmp_path / 'run'
+  stop = lambda step: lambda w: signalled(w, step, 'SIGTERM', number=0)
+  (one,) = train(1, workdir, env, [143], stop(4))
+  assert 'step 4 is saved' in one.output
+  # Its signal is for the last of the four; all stop after the same step.
+  stop = lambda w: signalled(w, 1, 'SIGTERM', number=3)
+  four = train(4, workdir, env, [143] * 4, stop)
+  at = int(re.search(r'step (\d+) is saved', four[0].output)[1])
+  assert 'Going on from step 4 ' in four[0].output
+  assert 4 < at < STEPS
+  first, _ = train(2, workdir, env)
+  assert f'Going on from step {at} ' in first.output
+  assert_close(workdir, alone)
+  states = [state_of(w, monkeypatch) for w in (workdir, alone)]
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), *states
+  )
+
+
+def test_killed_process_ends_the_other_and_nothing_is_lost(
+  env, two, tmp_path, monkeypatch
+):
+  workdir = tmp_path / 'run'
+  kill = lambda w: signalled(w, 5, 'SIGKILL', number=1)
+  first, _ = train(2, workdir, env, [1, -9], kill)
+  assert 'error: lost another process' in first.output
+  assert 'goes on from the last checkpoint' in first.output
+  assert 'Traceback' not in first.output
+  first, _ = train(2, workdir, env)
+  assert 'Going on from step' in first.output
+  # Bit for bit: also the sums over processes have an order.
+  for name in ('metrics.jsonl', 'config.json', 'split.json'):
+    assert (workdir / name).read_bytes() == (two[0] / name).read_bytes()
+  states = [state_of(w, monkeypatch) for w in (workdir, two[0])]
+  jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_error_of_one_process_ends_all(env, tmp_path):
+  wrong = lambda n: command(tmp_path / 'run', f'--config.batch_size={8 - n}')
+  first, second = processes.run(2, wrong, env)
+  assert (first.returncode, second.returncode) == (2, 2)
+  line = 'config.batch_size=7 must be divisible by the 2 devices'
+  assert f'error: {line}' in second.output
+  assert f'error: process 1 failed: {line}' in first.output
+  assert 'the nearest sizes are 6 and 8' in first.output
+  assert 'Traceback' not in first.output + second.output
+  assert not (tmp_path / 'run').exists()
+
+
+def test_run_of_another_config_is_refused_by_all(env, two):
+  args = command(two[0], '--config.learning_rate=0.5')
+  first, second = processes.run(2, args, env)
+  assert (first.returncode, second.returncode) == (2, 2)
+  assert 'error: ' in first.output
+  assert 'holds a run with another config: learning_rate' in first.output
+  assert 'error: process 0 failed: ' in second.output
+
+
+def test_workdir_must_be_one_for_all(env, tmp_path):
+  args = lambda number: command(tmp_path / str(number))
+  ended = processes.run(2, args, env)
+  assert [process.returncode for process in ended] == [2, 2]
+  assert 'what process 0 writes is not seen by 1.' in ended[0].output
+  assert not list(tmp_path.glob('*/*'))
+
+
+def test_lonely_process_says_whom_it_waited_for(env, tmp_path):
+  flags = ('--num_processes=2', '--process_id=0', '--connect_seconds=2')
+  coordinator = f'localhost:{processes.free_port()}'
+  args = command(tmp_path / 'run', *flags, f'--coordinator={coordinator}')
+  (ended,) = processes.run(1, args, env)
+  assert ended.returncode == 2
+  assert f'within 2 s through {coordinator}' in ended.output
+
+
+@pytest.mark.parametrize(
+  ('flags', 'complaint'),
+  [
+    (('here:1', None, None), 'missing: --num_processes, --process_id'),
+    ((None, 2, 0), 'missing: --coordinator'),
+    (('here:1', 0, 0), '--num_processes=0 must be at least 1'),
+    (('here:1', 2, 2), '--process_id=2 must lie from 0 to 1'),
+    (('here:1', 2, -1), '--process_id=-1 must lie from 0 to 1'),
+    (('here', 2, 0), '--coordinator=here must be HOST:PORT'),
+    (('here:', 2, 0), '--coordinator=here: must be HOST:PORT'),
+    (('here:99999', 2, 0), 'from 1 to 65535'),
+    (('no.such.invalid:1', 2, 1), 'no such host'),
+  ],
+)
+def test_wrong_flags_are_named(flags, complaint):
+  with pytest.raises(UserError, match=re.escape(complaint)):
+    distributed.connect(*flags)
+
+
+def test_port_in_use_is_named():
+  with socket.create_server(('localhost', 0)) as taken:
+    port = taken.getsockname()[1]
+    with pytest.raises(UserError, match='process 0 cannot listen there'):
+      distributed.connect(f'localhost:{port}', 2, 0)
+
+
+SLURM = {
+  'SLURM_JOB_ID': '7',
+  'SLURM_STEP_NODELIST': 'node[1-2]',
+  'SLURM_NTASKS': '2',
+  'SLURM_PROCID': '0',
+  'SLURM_LOCALID': '0',
+}
+POD = {'TPU_ML_PLATFORM': 'JAX', 'TPU_WORKER_HOSTNAMES': 'a,b'}
+JOB = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'JOB_COMPLETION_INDEX': '0'}
+
+
+@pytest.mark.parametrize(
+  ('environ', 'cluster'),
+  [
+    ({}, ''),
+    (SLURM, 'Slurm'),
+    (SLURM | {'SLURM_NTASKS': '1'}, ''),
+    # An interactive shell in an allocation of many tasks.
+    (SLURM | {'SLURM_STEP_NUM_TASKS': '1'}, ''),
+    # A batch script, outside of srun.
+    ({k: v for k, v in SLURM.items() if 'STEP' not in k}, ''),
+    (POD, 'the TPU pod'),
+    (POD | {'TPU_WORKER_HOSTNAMES': 'a'}, ''),
+    (
+      POD | {'TPU_WORKER_HOSTNAMES': 'a', 'MEGASCALE_NUM_SLICES': '2'},
+      'the TPU pod',
+    ),
+    (POD | {'JAX_PLATFORMS': 'cpu'}, ''),
+    # The compiler of TPUs, on a machine without any.
+    ({'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost'}, ''),
+    (JOB, 'Kubernetes'),
+    ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, ''),
+  ],
+)
+def test_cluster_is_found_only_where_processes_are_several(environ, cluster):
+  assert distributed.find_cluster(environ) == cluster
+
+
+def test_slurm_step_joins_by_itself(env, tmp_path):
+  """As srun would start it, but for the host's name."""
+  slurm = SLURM | {
+    'SLURM_STEP_NODELIST': 'localhost',
+    'JAX_COORDINATOR_PORT': str(processes.free_port()),
+  }
+  envs = [env | slurm | {'SLURM_PROCID': str(n)} for n in range(2)]
+  script = (
+    'import jax; from flatmatch_jax import distributed; '
+    'distributed.connect(); print(jax.process_index(), jax.process_count())'
+  )
+  with contextlib.ExitStack() as stack:
+    groups = [
+      stack.enter_context(processes.started(1, ['-c', script], env))
+      for env in envs
+    ]
+    ended = [group.wait()[0] for group in groups]
+  assert ['0 2' in ended[0].output, '1 2' in ended[1].output] == [True, True]
+
+
+STREAM = """
+import sys
+
+import jax
+import numpy as np
+
+from flatmatch_jax import classify, distributed, sharding
+from flatmatch_jax.data import splits, streaming
+from flatmatch_jax.data.prefetch import Prefetch
+
+folder, out, *told = sys.argv[1:]
+told = dict(flag.lstrip('-').split('=') for flag in told)
+if told:
+  distributed.connect(
+    told['coordinator'], int(told['num_processes']), int(told['process_id'])
+  )
+dataset = streaming.from_tfds('imagenet2012', folder, 16)
+labeled = np.array([1, 5, 9, 20])
+split = splits.Split(labeled, np.arange(30), labeled[:0])
+mesh = sharding.make_mesh()
+over_batch = sharding.over_batch(mesh)
+read = []
+inner = dataset.train_images.records.__class__.read
+dataset.train_images.records.__class__.read = (
+  lambda self, i: read.append(i) or inner(self, i)
+)
+source = streaming.batches(
+  streaming.place(dataset, split), 0, 0, 3, 4, 8, ('weak', 'strong'),
+  rows=lambda size: sharding.local_rows(over_batch, size),
+)
+whole = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
+with Prefetch(source, over_batch) as batches:
+  found = [np.asarray(x) for b in batches for x in jax.tree.leaves(whole(b))]
+of_batches, read[:] = len(read), []
+
+
+class Mean:
+  def apply(self, variables, images, train):
+    logits = images.mean((1, 2)) * variables['params']
+    return type('Prediction', (), {'logits': logits})
+
+
+run = classify.make_classifier(Mean(), (0.0,) * 3, (1.0,) * 3, 4, mesh)
+found += run((1.0, 5.0), {}, dataset.test_images)
+if distributed.is_first():
+  np.savez(out, *found)
+print('read', of_batches, len(read))
+"""
+
+
+def test_streams_of_two_processes_equal_those_of_one(env, tmp_path):
+  """Also what they classify; and each process decodes its own rows only."""
+  test_records.prepare(tmp_path)
+  env = env | {'PYTHONPATH': str(processes.ROOT)}  # With TensorFlow.
+  found = {}
+  for count in (1, 2):
+    out = tmp_path / f'{count}.npz'
+    ended = processes.run(count, ['-c', STREAM, str(tmp_path), str(out)], env)
+    for process in ended:
+      # Three batches of 4 + 8 rows, and 7 test images: 4 and 3 of them.
+      train_rows, test_rows = 36 // count, (7,) if count == 1 else (4, 3)
+      counts = [f'read {train_rows} {n}' for n in test_rows]
+      assert any(c in process.output for c in counts), process.output
+    with np.load(out) as arrays:
+      found[count] = [arrays[name] for name in arrays]
+  for a, b in zip(found[1], found[2], strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+  assert len(found[1]) == 3 * 6 + 2

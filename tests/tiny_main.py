@@ -1,18 +1,56 @@
 """main.py with a network that is quick to compile; for tests of processes.
 
-It is given as --config.model=wrn_10_1, which config checks know.
+  tiny_main.py [STEP SIGNAL NUMBER] FLAGS_OF_MAIN
+
+It stands in for --config.model=wrn_10_1. Process NUMBER sends itself a SIGNAL
+after STEP steps, when a checkpoint is there; from then on steps take a second,
+so that the run cannot end before the signal is answered.
 """
 
+import os
 import pathlib
 import runpy
+import signal
 import sys
+import time
 
 import conftest
+import jax
 
-from flatmatch_jax import models
+from flatmatch_jax import distributed, logging, models
 
-models.create = lambda name, num_classes, momentum=0, heads=(), *rest, **kw: (
-  conftest.TinyNet(num_classes, heads)
-)
-sys.argv[0] = str(pathlib.Path(__file__).parent.parent / 'main.py')
-runpy.run_path(sys.argv[0], run_name='__main__')
+
+def create(name, num_classes, *args, **kwargs):
+  """For `models.create`: what the config checks and the program ask for."""
+  del name
+  heads = kwargs.get('heads', args[1] if len(args) > 1 else ())
+  return conftest.TinyNet(num_classes, heads)
+
+
+def signal_after(step, name, number):
+  inner, taken = logging.Progress.step, 0
+
+  def hooked(self):
+    nonlocal taken
+    inner(self)
+    taken += 1
+    if taken == step and jax.process_index() == number:
+      folder = self._writers[0][0].checkpoints
+      while distributed.several() and not any(
+        path.name.isdigit() for path in folder.glob('*')
+      ):
+        time.sleep(0.1)
+      os.kill(os.getpid(), getattr(signal, name))
+    if taken >= step and distributed.several():
+      time.sleep(1)
+
+  logging.Progress.step = hooked
+
+
+if __name__ == '__main__':
+  models.create = create
+  if sys.argv[1].isdigit():
+    signal_after(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    del sys.argv[1:4]
+  sys.argv[0] = str(pathlib.Path(__file__).parent.parent / 'main.py')
+  runpy.run_path(sys.argv[0], run_name='__main__')
