@@ -118,6 +118,10 @@ def _is_here(coordinator: str) -> bool:
   family, kind, _, _, address = socket.getaddrinfo(
     host, 0, type=socket.SOCK_STREAM
   )[0]
+  if str(address[0]).startswith('127.') and not host.startswith(
+    ('127.', 'local')
+  ):
+    return False  # Many machines give their own name to the loopback.
   with socket.socket(family, kind) as probe:
     try:
       probe.bind(address)
