@@ -8,7 +8,7 @@ import pathlib
 from absl import app, flags
 from ml_collections import config_flags
 
-from flatmatch_jax import cli, distributed, train
+from flatmatch_jax import cli, distributed, failures, train
 
 _DIGITS = pathlib.Path(__file__).parent / 'configs' / 'digits.py'
 
@@ -42,7 +42,8 @@ def main(argv):
   )
   config = _CONFIG.value
   name = f'{config.dataset}-{config.method}-{config.labels}-{config.seed}'
-  with distributed.ending_together():
+  failures.watch()
+  with failures.ending_together():
     train.train_and_evaluate(config, _WORKDIR.value or f'runs/{name}')
     distributed.wait_for_all('end')
 

@@ -53,23 +53,27 @@ def errors_as_lines():
   warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     yield
-  except UserError as error:
-    _end(error)
   except BrokenPipeError:  # Such as by `| head`; nobody reads on.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
-  except OSError as error:
-    if error.errno not in _REFUSALS:
+  except (UserError, OSError, KeyboardInterrupt) as error:
+    if not (found := describe(error)):
       raise
-    _end(f'{error}; {_REFUSALS[error.errno]}.')
-  except KeyboardInterrupt:
-    print('Stopped by Ctrl-C.', file=sys.stderr)
-    sys.exit(130)
+    code, line = found
+    print(line, file=sys.stderr)
+    sys.exit(code)
 
 
-def _end(reason):
-  print(f'error: {logging.printable(str(reason))}', file=sys.stderr)
-  sys.exit(2)
+def describe(error: BaseException) -> tuple[int, str] | None:
+  """Exit code and line of an error that is not the program's fault."""
+  if isinstance(error, KeyboardInterrupt):
+    return 130, 'Stopped by Ctrl-C.'
+  if isinstance(error, UserError):
+    return 2, f'error: {logging.printable(str(error))}'
+  if isinstance(error, OSError) and error.errno in _REFUSALS:
+    line = logging.printable(f'{error}; {_REFUSALS[error.errno]}.')
+    return 2, f'error: {line}'
+  return None
 
 
 def set_default_config(path: pathlib.Path) -> None:

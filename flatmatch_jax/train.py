@@ -16,6 +16,7 @@ from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
   distributed,
+  failures,
   interrupt,
   logging,
   memory,
@@ -138,7 +139,7 @@ def train_in(files: Workdir, config) -> TrainState:
   train: Any = None
   pending: Any = None
   try:
-    with distributed.ending_together(), interrupt.stop_requests() as request:
+    with failures.ending_together(), interrupt.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
         if step > fix_at > 0 and data.fixed is None:
           data = add_fixed(config, files, program, dataset, split, state, data)

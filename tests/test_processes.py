@@ -13,7 +13,7 @@ import pytest
 import test_records
 import tiny_main
 
-from flatmatch_jax import distributed, models, program
+from flatmatch_jax import clusters, distributed, models, program
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -258,7 +258,7 @@ JOB = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'JOB_COMPLETION_INDEX': '0'}
   ],
 )
 def test_cluster_is_found_only_where_processes_are_several(environ, cluster):
-  assert distributed.find_cluster(environ) == cluster
+  assert clusters.find_cluster(environ) == cluster
 
 
 def test_slurm_step_joins_by_itself(env, tmp_path):
