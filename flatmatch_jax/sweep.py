@@ -147,13 +147,20 @@ def _train_group(members: list[Member], names, at_once) -> None:
   """Members that have at least the data in common."""
   config = members[0].config
   dataset = data_lib.from_config(config)
-  chosen = [train.choose_split(m.config, dataset) for m in members]
+  pairs = [(m, train.choose_split(m.config, dataset)) for m in members]
   streams = not isinstance(dataset.train_images, np.ndarray)
-  if streams or train.step_of_fixing(config, len(chosen[0].labeled)):
-    for member in members:
+  # Whether labels are fixed depends on settings that no step reads.
+  alone = [
+    streams or bool(train.step_of_fixing(m.config, len(split.labeled)))
+    for m, split in pairs
+  ]
+  for (member, _), is_alone in zip(pairs, alone, strict=True):
+    if is_alone:
       train.train_and_evaluate(member.config, str(member.files.path))
+  pairs = [pair for pair, out in zip(pairs, alone, strict=True) if not out]
+  if not pairs:
     return
-  can = traced.traceable(config, names, dataset, chosen[0])
+  can = traced.traceable(pairs[0][0].config, names, dataset, pairs[0][1])
   if one_by_one := [name for name in names if name not in can]:
     logging.say(
       f'{", ".join(one_by_one)} decides what is compiled: other values are '
@@ -164,7 +171,7 @@ def _train_group(members: list[Member], names, at_once) -> None:
     len(pair[1].labeled),
     len(pair[1].unlabeled),
   )
-  for group in _grouped(list(zip(members, chosen, strict=True)), key):
+  for group in _grouped(pairs, key):
     same, their_splits = zip(*group, strict=True)
     with contextlib.ExitStack() as locks:
       for member in same:

@@ -266,6 +266,19 @@ def test_runs_that_fix_labels_are_not_stacked(trained, tmp_path):
   assert trained == [str(tmp_path / f'seed={s}') for s in (0, 1)]
 
 
+def test_members_that_fix_labels_are_not_stacked_with_those_that_do_not(
+  trained, tmp_path
+):
+  """With 40 labels none are fixed up to 40; no step reads the number."""
+  config = make_config('pseudo_label+flatmatch_fix')
+  config.recipe_args.pretrain_steps = 2
+  sweep.sweep(config, str(tmp_path), {'recipe_args.num_fixed': [20, 60, 40]})
+  assert trained == [
+    str(tmp_path / 'num_fixed=60'),
+    (['num_fixed=20', 'num_fixed=40'], ['recipe_args.num_fixed']),
+  ]
+
+
 # FreeMatch refuses bounds that cross, so it looks at them.
 COMPARED = ('min_threshold', 'max_threshold')
 
