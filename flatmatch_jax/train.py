@@ -381,8 +381,9 @@ def probe_images(config, sets):
   images, labels = sets['val_' if 'val_' in sets else '']
   size = min(config.unlabeled_batch_size, len(labels))
   size -= size % config.microbatches
-  pixels = augment.normalize(images[:size], config.mean, config.std)
-  return pixels, labels[:size]
+  index = splits.spread(labels, size)
+  pixels = augment.normalize(images[index][:], config.mean, config.std)
+  return pixels, labels[index]
 
 
 def evaluate(classify, state, sets) -> dict[str, float]:

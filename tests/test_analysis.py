@@ -6,11 +6,12 @@ from conftest import NUM_CLASSES, Setup, make_batch
 import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from ml_collections import config_dict
 import numpy as np
 import optax
 import pytest
 
-from flatmatch_jax import probe
+from flatmatch_jax import probe, train
 from flatmatch_jax.analysis import (
   figures,
   gradients,
@@ -267,6 +268,25 @@ def test_supervised_training_has_one_gradient():
   assert found['gradient_angle'] == 0
   assert found['cross_sharpness'] == 0
   assert found['unlabeled_gradient_norm'] == 0
+
+
+def test_held_out_images_are_of_all_classes_where_these_come_in_order():
+  labels = np.repeat(np.arange(5), 20)
+  images = np.broadcast_to(labels[:, None, None, None], (100, 2, 2, 1))
+  config = config_dict.ConfigDict(
+    {
+      'probe_every': 1,
+      'unlabeled_batch_size': 11,
+      'microbatches': 2,
+      'mean': (0.0,),
+      'std': (1.0,),
+    }
+  )
+  sets = {'': (images.astype(np.uint8), labels)}
+  pixels, chosen = train.probe_images(config, sets)
+  assert len(chosen) == 10
+  np.testing.assert_array_equal(np.bincount(chosen), [2] * 5)
+  np.testing.assert_allclose(255 * pixels[:, 0, 0, 0], chosen, rtol=1e-5)
 
 
 # Pseudo-labels.

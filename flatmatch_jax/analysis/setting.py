@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from flatmatch_jax import evaluate, losses, program, sharding, train
-from flatmatch_jax.data import augment, resident, streaming
+from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.types import Batch, UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -71,8 +71,11 @@ def load(
   labels['unlabeled'] = guesses.argmax(-1)
   rotated = {name: rotate(rng, pixels[name], degrees) for name in pixels}
   unseen, truth = _held_out(dataset, split)
-  if len(truth):
-    pixels['held_out'], labels['held_out'] = unseen[:images], truth[:images]
+  size = min(images, len(truth))
+  size -= size % run.config.microbatches
+  if size:
+    index = splits.spread(truth, size)
+    pixels['held_out'], labels['held_out'] = unseen[index][:], truth[index]
   make = lambda name, values: Partial(
     _loss,
     Partial(run.program.forward),

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from flatmatch_jax import cli, data, files
 from flatmatch_jax import config as config_lib
-from flatmatch_jax.data import augment, randaugment
+from flatmatch_jax.data import augment, randaugment, splits
 from flatmatch_jax.types import UserError
 
 COLUMNS = 10
@@ -48,12 +48,6 @@ def pairs(images: np.ndarray, pad: int, flip: bool) -> dict[str, np.ndarray]:
         draw(jax.random.key(i), images, pad, flip)
       )
   return rows
-
-
-def spread(labels: np.ndarray, count: int) -> np.ndarray:
-  """Rows over all classes, where images come class by class."""
-  known = min(len(labels), max(count, int(np.sum(labels >= 0))))
-  return np.linspace(0, known - 1, count).astype(int)
 
 
 def sheet(rows: dict[str, np.ndarray], size: int = 48) -> Image.Image:
@@ -90,7 +84,7 @@ def main():
   config.data_dir = args.data_dir or config.data_dir
   config_lib.check_fields(config)
   dataset = data.from_config(config)
-  images = dataset.train_images[spread(dataset.train_labels, COLUMNS)][:]
+  images = dataset.train_images[splits.spread(dataset.train_labels, COLUMNS)][:]
   rows = operations(images[0]) | pairs(images, config.pad, config.flip)
   with files.replacing(args.out) as file:
     sheet(rows).save(file, format='PNG')

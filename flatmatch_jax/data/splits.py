@@ -199,6 +199,12 @@ def _thin(labels, pool, labeled, factor, seed, num_classes) -> np.ndarray:
   return np.union1d(drawn, stay)
 
 
+def spread(labels: np.ndarray, count: int) -> np.ndarray:
+  """Rows over all classes, also where images come class by class."""
+  known = min(len(labels), max(count, int(np.sum(labels >= 0))))
+  return np.linspace(0, known - 1, count).astype(int)
+
+
 def _check_seed(seed):
   if not 0 <= seed < 2**32:
     raise UserError(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatmatch_jax import classify, evaluate, program
-from flatmatch_jax.data import Dataset, preview
+from flatmatch_jax.data import Dataset, preview, splits
 
 EXAMPLES = 12
 SAMPLES = 6  # Images whose augmentations are shown.
@@ -72,6 +72,6 @@ def choose(probabilities, labels) -> dict[str, np.ndarray]:
 
 def augmented(config, dataset: Dataset) -> dict[str, np.ndarray]:
   """Training images, with weak and strong draws as the run takes them."""
-  index = preview.spread(dataset.train_labels, SAMPLES)
+  index = splits.spread(dataset.train_labels, SAMPLES)
   images = np.asarray(dataset.train_images[index][:])
   return preview.pairs(images, config.pad, config.flip)
