@@ -70,8 +70,11 @@ def main():
       runs[label] = data
       _save(folder / f'{name}.npz', data, given)
       _draw(name, {label: data}, folder / name)
-    if len(runs) > 1:
-      _draw(name, runs, folders[0] / f'compared_{name}')
+    if len(runs) > 1 and not _draw(name, runs, folders[0] / f'compared_{name}'):
+      logging.say(
+        f'No figure of the {name} of all: besides their seeds the runs must '
+        'differ in one number of their configs, and in nothing else.'
+      )
   print(f'Figures are in {", ".join(map(str, folders))}')
 
 
@@ -93,11 +96,13 @@ def _check(args, names):
 
 
 def _labels(loaded) -> list[str]:
-  """Names of the runs: their methods or, if these are the same, folders."""
+  """Names of the runs: their methods, folders or, as a last resort, paths."""
+  paths = [given.files.path for given in loaded]
   methods = [given.run.config.method for given in loaded]
-  if len(set(methods)) == len(methods):
-    return methods
-  return [given.files.path.name for given in loaded]
+  for names in (methods, [path.name for path in paths]):
+    if len(set(names)) == len(names):
+      return names
+  return [str(path) for path in paths]
 
 
 def _make_folder(given) -> pathlib.Path:
@@ -109,9 +114,12 @@ def _make_folder(given) -> pathlib.Path:
   return folder
 
 
-def _draw(name, runs, path):
-  if figure := figures.FIGURES[name](runs):
+def _draw(name, runs, path) -> bool:
+  """Whether there is something to draw."""
+  figure = figures.FIGURES[name](runs)
+  if figure:
     canvas.save(figure, path)
+  return bool(figure)
 
 
 def _save(path: pathlib.Path, data: dict, given) -> None:

@@ -360,17 +360,32 @@ def test_sensitivity_is_over_the_number_that_differs():
   np.testing.assert_array_equal(best.get_ydata(), [2.0, 4.0, 3.0])
 
 
+def test_sensitivity_is_the_mean_over_seeds():
+  errors = {(0.5, 0): 5.0, (0.1, 0): 3.0, (0.1, 1): 4.0, (0.1, 2): 8.0}
+  runs = {
+    f'{rho}-{seed}': outcome(error, rho=rho, seed=seed, split_seed=seed)
+    for (rho, seed), error in errors.items()
+  }
+  (axis,) = outcomes.sensitivity(runs).axes
+  last, _ = axis.lines
+  np.testing.assert_array_equal(last.get_xdata(), [0.1, 0.5])
+  np.testing.assert_array_equal(last.get_ydata(), [5.0, 5.0])
+  low, high = axis.collections[0].get_segments()[0][:, 1]
+  np.testing.assert_allclose(high - low, 2 * np.sqrt(7.0))
+
+
 @pytest.mark.parametrize(
   'others',
   [
     [],
-    [{'rho': 0.1, 'seed': 0}],
-    [{'rho': 0.2, 'seed': 1}],
-    [{'rho': 'large', 'seed': 0}],
+    [{'rho': 0.1, 'seed': 0, 'steps': 2}],
+    [{'rho': 0.1, 'seed': 1, 'steps': 2}],
+    [{'rho': 0.2, 'seed': 0, 'steps': 3}],
+    [{'rho': 'large', 'seed': 0, 'steps': 2}],
   ],
 )
 def test_no_sensitivity_without_one_number_that_differs(others):
-  configs = [{'rho': 0.1, 'seed': 0}, *others]
+  configs = [{'rho': 0.1, 'seed': 0, 'steps': 2}, *others]
   runs = {str(n): outcome(5.0, **config) for n, config in enumerate(configs)}
   assert outcomes.sensitivity(runs) is None
 

@@ -1,13 +1,14 @@
 """Probes of a real run, and the command that draws its figures."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import runs
 
-from flatmatch_jax import program
+from flatmatch_jax import analyze, program
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.workdir import Workdir
 
@@ -125,7 +126,7 @@ def test_log_of_the_run_is_in_the_sharpness_figure(analyzed, probed, finished):
 def test_wrong_arguments_are_one_line(
   args, words, tmp_path, monkeypatch, capsys
 ):
-  from flatmatch_jax import analyze, cli
+  from flatmatch_jax import cli
 
   argv = ['analyze', '--workdir', str(tmp_path), *args]
   monkeypatch.setattr('sys.argv', argv)
@@ -135,6 +136,23 @@ def test_wrong_arguments_are_one_line(
   error = capsys.readouterr().err
   assert words in error
   assert error.count('\n') == 1
+
+
+def test_runs_have_names_of_their_own():
+  def names(*given):
+    return analyze._labels(
+      [
+        SimpleNamespace(
+          run=SimpleNamespace(config=SimpleNamespace(method=method)),
+          files=Workdir(path),
+        )
+        for method, path in given
+      ]
+    )
+
+  assert names(('uda', '/a/x'), ('vat', '/b/x')) == ['uda', 'vat']
+  assert names(('uda', '/a/x'), ('uda', '/a/y')) == ['x', 'y']
+  assert names(('uda', '/a/x'), ('uda', '/b/x')) == ['/a/x', '/b/x']
 
 
 def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(folder):

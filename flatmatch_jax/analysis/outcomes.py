@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from flatmatch_jax.analysis import canvas
-from flatmatch_jax.workdir import flatten
+from flatmatch_jax.workdir import ALIKE, flatten
 
 
 def convergence(runs: dict[str, dict]):
@@ -36,24 +36,31 @@ def convergence(runs: dict[str, dict]):
 
 
 def sensitivity(runs: dict[str, dict]):
-  """Test error over the one number in which the runs' configs differ."""
+  """Test error over the one number in which the runs' configs differ.
+
+  Mean and deviation of runs with the same number, such as those of other seeds;
+  None if the configs differ in more, or in what is no number.
+  """
   configs = [flatten(json.loads(str(d['config']))) for d in runs.values()]
   fields = [
     field
     for field in configs[0]
     if len({str(config.get(field)) for config in configs}) > 1
-    and field not in ('variant.labels', 'probe_every')
+    and field not in ('variant.labels', *ALIKE)
   ]
   if len(fields) != 1 or not all(
     isinstance(config.get(fields[0]), (int, float)) for config in configs
   ):
     return None
-  order = np.argsort([config[fields[0]] for config in configs])
-  at = np.array([config[fields[0]] for config in configs])[order]
+  numbers = np.array([config[fields[0]] for config in configs])
+  at = np.unique(numbers)
   figure, axes = canvas.make(1, 1, 4.6, 3.4)
   for kind, style in (('last', 'o-'), ('best', 's--')):
     errors = np.array([float(d[f'error_{kind}']) for d in runs.values()])
-    axes[0, 0].plot(at, errors[order], style, mfc='none', label=kind)
+    same = [errors[numbers == number] for number in at]
+    means = [np.mean(values) for values in same]
+    bars = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in same]
+    axes[0, 0].errorbar(at, means, bars, fmt=style, mfc='none', label=kind)
   axes[0, 0].set(
     xlabel=f'config.{fields[0]}', ylabel='test error, %', ylim=(0, None)
   )

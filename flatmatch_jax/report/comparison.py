@@ -19,10 +19,8 @@ from flatmatch_jax.report.page import (
   tag,
 )
 from flatmatch_jax.report.runs import RunFiles, series
-from flatmatch_jax.workdir import FREE, flatten
+from flatmatch_jax.workdir import ALIKE, flatten
 
-# What a run draws by, what only looks at it, and where its data lie.
-_FREE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 ERRORS = {
   'error_last': 'last',
   'error_median20': 'median of last 20',
@@ -98,7 +96,7 @@ def _order(labels):
 
 def _settings(run):
   fields = flatten(run.config)
-  for key in _FREE:
+  for key in ALIKE:
     fields.pop(key, None)
   return fields | {'images': run.dataset.get('fingerprint')}
 
