@@ -19,10 +19,12 @@ from flatmatch_jax.workdir import Workdir
 
 STEPS = 12
 CONFIG = (
-  # Both kinds of state: the method's and the buffer of gradients; and no
-  # strong views, which are slow to compile.
+  # Fixes labels, for which all images are scored; and has no strong views,
+  # which are slow to compile.
   f'--config={processes.ROOT}/configs/digits.py:'
-  'method=pseudo_label+flatmatch_e,seed=1',
+  'method=pseudo_label+flatmatch_fix,seed=1',
+  '--config.recipe_args.pretrain_steps=2',
+  '--config.recipe_args.num_fixed=60',
   f'--config.steps={STEPS}',
   '--config.model=wrn_10_1',  # Replaced by a smaller one.
   '--config.batch_size=8',
@@ -107,6 +109,16 @@ def test_evaluation_counts_each_example_once(two, alone):
   assert all(3.6 * e == pytest.approx(round(3.6 * e)) for e in errors)
 
 
+def test_labels_are_fixed_as_by_one_process(two, alone):
+  here, there = (
+    json.loads((workdir / 'fixed.json').read_text())
+    for workdir in (two[0], alone)
+  )
+  assert len(here['index']) == 60
+  for name in ('index', 'label', 'accuracy'):
+    assert here[name] == there[name]
+
+
 def test_one_process_talks_and_writes_files(two, alone):
   workdir, (first, second) = two
   assert 'test error' in first.output
@@ -126,9 +138,10 @@ def test_run_goes_from_one_to_four_to_two_processes(
   stop = lambda step: lambda w: signalled(w, step, 'SIGTERM', number=0)
   (one,) = train(1, workdir, env, [143], stop(4))
   assert 'step 4 is saved' in one.output
-  # Its signal is for the last of the four; all stop after the same step.
-  stop = lambda w: signalled(w, 1, 'SIGTERM', number=3)
-  four = train(4, workdir, env, [143] * 4, stop)
+  # Ctrl-C to the last of the four is SIGTERM to the others; all stop after
+  # the same step.
+  stop = lambda w: signalled(w, 1, 'SIGINT', number=3)
+  four = train(4, workdir, env, [143, 143, 143, 130], stop)
   at = int(re.search(r'step (\d+) is saved', four[0].output)[1])
   assert 'Going on from step 4 ' in four[0].output
   assert 4 < at < STEPS
@@ -153,7 +166,7 @@ def test_killed_process_ends_the_other_and_nothing_is_lost(
   first, _ = train(2, workdir, env)
   assert 'Going on from step' in first.output
   # Bit for bit: also the sums over processes have an order.
-  for name in ('metrics.jsonl', 'config.json', 'split.json'):
+  for name in ('metrics.jsonl', 'fixed.json', 'split.json'):
     assert (workdir / name).read_bytes() == (two[0] / name).read_bytes()
   states = [state_of(w, monkeypatch) for w in (workdir, two[0])]
   jax.tree.map(np.testing.assert_array_equal, *states)
