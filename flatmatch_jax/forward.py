@@ -11,8 +11,8 @@ A population is a group of views that share batch statistics. Layouts:
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
+from flatmatch_jax import rows
 from flatmatch_jax.types import Outputs, PyTree
 
 LAYOUTS = ('joint', 'clean_strong', 'split')
@@ -46,23 +46,29 @@ def make_forward(model, layout: str, microbatches: int = 1) -> Forward:
   normalizes each part by itself.
   """
 
-  def apply(params, batch_stats, images, rng):
+  def apply(params, batch_stats, views, rng):
     variables = {'params': params, 'batch_stats': batch_stats}
     prediction, updates = model.apply(
       variables,
-      images,
+      rows.interleave(views),
       train=True,
       mutable=['batch_stats'],
       rngs={} if rng is None else {'dropout': rng},
     )
-    return prediction, updates.get('batch_stats', {})
+    split = lambda x: rows.separate(x, [len(view) for view in views])
+    predictions = jax.tree.transpose(
+      jax.tree.structure(prediction),
+      jax.tree.structure([0] * len(views)),
+      jax.tree.map(split, prediction),
+    )
+    return predictions, updates.get('batch_stats', {})
 
-  def apply_in_parts(params, batch_stats, images, rng):
+  def apply_in_parts(params, batch_stats, views, rng):
     # Every part takes rows from everywhere: they stay on their devices.
-    parts = images.reshape(-1, microbatches, *images.shape[1:]).swapaxes(0, 1)
+    cut = lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)
     rngs = rng if rng is None else jax.random.split(rng, microbatches)
     one = jax.checkpoint(lambda x: apply(params, batch_stats, *x))
-    predictions, stats = jax.lax.map(one, (parts, rngs))
+    predictions, stats = jax.lax.map(one, (jax.tree.map(cut, views), rngs))
     join = lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
     average = lambda x: x.mean(0)
     return jax.tree.map(join, predictions), jax.tree.map(average, stats)
@@ -73,16 +79,12 @@ def make_forward(model, layout: str, microbatches: int = 1) -> Forward:
     outputs: Outputs = {}
     new_stats = None
     for number, names in enumerate(populations(list(views), layout)):
-      images = jnp.concatenate([views[name] for name in names])
       key = None if rng is None else jax.random.fold_in(rng, number)
-      prediction, stats = run(params, batch_stats, images, key)
+      group = [views[name] for name in names]
+      predictions, stats = run(params, batch_stats, group, key)
       if new_stats is None or 'weak' in names:
         new_stats = stats
-      start = 0
-      for name in names:
-        rows = slice(start, start + len(views[name]))
-        outputs[name] = jax.tree.map(lambda x, rows=rows: x[rows], prediction)
-        start = rows.stop
+      outputs |= dict(zip(names, predictions, strict=True))
     return outputs, new_stats
 
   return forward

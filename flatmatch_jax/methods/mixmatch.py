@@ -6,7 +6,7 @@ Labeled images and unlabeled ones with guessed labels are mixed in pairs.
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import losses
+from flatmatch_jax import losses, rows
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.types import Losses, PseudoLabels
 
@@ -28,15 +28,15 @@ def mixmatch(
     probs = [jax.nn.softmax(predict(views[k]).logits) for k in _GUESSED]
     guess = losses.sharpen(jnp.mean(jnp.stack(probs), 0), temperature)  # [U, K]
     label = jax.nn.one_hot(targets['label'], guess.shape[-1])  # [B, K]
-    images = jnp.concatenate([views[k] for k in _ROWS])
-    labels = jnp.concatenate([label, guess, guess])
+    images = rows.interleave([views[k] for k in _ROWS])
+    labels = rows.interleave([label, guess, guess])
     images, labels = losses.mixup(rng, images, labels, alpha)
     # Each part keeps the name of what it mostly is. So running statistics are
     # of the mixed 'weak' rows: mixed, as all that the network is trained on,
     # and mostly of unlabeled images, which are many, not of the few labeled.
-    ends = [len(label), len(label) + len(guess)]
-    views = dict(zip(_ROWS, jnp.split(images, ends), strict=True))
-    targets = dict(zip(_ROWS, jnp.split(labels, ends), strict=True))
+    lengths = len(label), len(guess), len(guess)
+    views = dict(zip(_ROWS, rows.separate(images, lengths), strict=True))
+    targets = dict(zip(_ROWS, rows.separate(labels, lengths), strict=True))
     return views, targets | {'guess': guess.argmax(-1)}
 
   def loss(student, teacher, targets, state, step):
@@ -44,9 +44,10 @@ def mixmatch(
     labeled = losses.cross_entropy(
       student['labeled'].logits, targets['labeled']
     )
-    logits = jnp.concatenate([student[k].logits for k in _GUESSED])  # [2U, K]
-    labels = jnp.concatenate([targets[k] for k in _GUESSED])
-    unlabeled = losses.mse(logits, labels)
+    first, second = (
+      losses.mse(student[k].logits, targets[k]) for k in _GUESSED
+    )
+    unlabeled = (first + second) / 2
     scale = weight * losses.ramp(step, steps, ramp)
     guess = targets['guess']
     metrics = {'pseudo_labels': PseudoLabels(guess, jnp.ones(len(guess)))}

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from flatmatch_jax import losses
+from flatmatch_jax import losses, rows
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.types import Losses, PseudoLabels
 
@@ -64,12 +63,12 @@ def remixmatch(
     guess = losses.sharpen(losses.align(probs, average), temperature)
 
     label = jax.nn.one_hot(targets['label'], probs.shape[-1])  # [B, K]
-    images = jnp.concatenate([views[k] for k in _ROWS])
-    labels = jnp.concatenate([label, guess, guess, guess])
+    images = rows.interleave([views[k] for k in _ROWS])
+    labels = rows.interleave([label, guess, guess, guess])
     images, labels = losses.mixup(mix_rng, images, labels, alpha)
-    ends = len(label) + len(guess) * np.arange(3)
-    views = dict(zip(_ROWS, jnp.split(images, ends), strict=True))
-    targets = dict(zip(_ROWS, jnp.split(labels, ends), strict=True))
+    lengths = len(label), *3 * (len(guess),)
+    views = dict(zip(_ROWS, rows.separate(images, lengths), strict=True))
+    targets = dict(zip(_ROWS, rows.separate(labels, lengths), strict=True))
 
     turns = jax.random.randint(turn_rng, (len(guess),), 0, 4)
     views |= {'strong_plain': plain, 'strong_rotated': rotate(plain, turns)}
