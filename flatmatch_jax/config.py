@@ -3,10 +3,9 @@
 import pathlib
 import re
 
-import jax
 from ml_collections import ConfigDict
 
-from flatmatch_jax import data, methods, models, recipes, rules
+from flatmatch_jax import data, methods, models, recipes, rules, sharding
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.types import UserError, did_you_mean
 
@@ -18,7 +17,7 @@ def check(config) -> None:
   """Raises UserError at the first field that cannot work, or not here."""
   check_fields(config)
   _check_weights(config)
-  _check_devices(config)
+  _check_batches(config)
 
 
 def check_fields(config) -> None:
@@ -44,7 +43,7 @@ def check_fields(config) -> None:
       f'{", ".join(LAYOUTS)}.'
     )
   _check_labels(config)
-  _check_parts(config)
+  _check_groups(config)
   _check_optimizer(config)
   _check_model(config)
 
@@ -69,17 +68,8 @@ def _check_arguments(config, field, known):
     )
 
 
-def _check_parts(config):
-  """A batch is cut into groups that climb apart, and into microbatches."""
+def _check_groups(config):
   groups = config.recipe_args.get('groups', 1)
-  parts = groups * config.microbatches
-  for name in ('batch_size', 'unlabeled_batch_size'):
-    if config[name] % parts:
-      raise UserError(
-        f'config.{name}={config[name]} must be divisible by its {parts} parts: '
-        f'config.recipe_args.groups={groups} times '
-        f'config.microbatches={config.microbatches}.'
-      )
   if groups > 1 and config.model.startswith('vit'):
     raise UserError(
       f'config.recipe_args.groups={groups} is not for {config.model}: groups '
@@ -201,17 +191,23 @@ def _check_labels(config):
   )
 
 
-def _check_devices(config):
-  devices = jax.device_count()
-  parts = devices * config.microbatches
-  cut = f' times config.microbatches={config.microbatches}'
+def _check_batches(config):
+  """Each group of a batch is cut into microbatches, and each over devices."""
+  devices = sharding.make_mesh(config.mesh.fsdp).size
+  groups = config.recipe_args.get('groups', 1)
+  parts = devices * groups * config.microbatches
+  rule = f'the {devices} devices'
+  if parts > devices:
+    rule = (
+      f'{parts}: {rule} times config.microbatches={config.microbatches} times '
+      f'{groups} of config.recipe_args.groups'
+    )
   for name in ('batch_size', 'unlabeled_batch_size'):
     size = config[name]
     if size % parts:
       below = size // parts * parts
       sizes = [str(s) for s in (below, below + parts) if s]
       raise UserError(
-        f'config.{name}={size} must be divisible by the {devices} devices'
-        f'{cut if config.microbatches > 1 else ""}; the nearest sizes are '
-        f'{" and ".join(sizes)}.'
+        f'config.{name}={size} must be divisible by {rule}; the nearest sizes '
+        f'are {" and ".join(sizes)}.'
       )

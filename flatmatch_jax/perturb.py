@@ -17,7 +17,7 @@ class Perturbation(NamedTuple):
     init: params -> memory, the part of the train state called `perturb`.
     update: (gradient, memory) -> (offset, memory).
     groups: the batch is cut into this many parts, and each climbs its own
-      gradient; as many as devices is SAM's per-device perturbation.
+      gradient, as SAM does on each of its devices.
   """
 
   init: Callable[[PyTree], PyTree]

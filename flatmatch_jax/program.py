@@ -1,6 +1,7 @@
 """What a config means, as functions; and a run read back from its folder."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +104,7 @@ def create(
       config.mean,
       config.std,
       config.eval_batch_size,
-      sharding.make_mesh(),
+      make_mesh(config),
     ),
     method=method,
     forward=run_network,
@@ -137,6 +138,11 @@ def make_sample(config, views, batch_sharding, streams: bool = False):
   return lambda data, state: draw(data, train_step.step_keys(state)[0])
 
 
+def make_mesh(config) -> jax.sharding.Mesh:
+  """The devices of this machine, which may be fewer than trained a run."""
+  return sharding.make_mesh(math.gcd(config.mesh.fsdp, jax.device_count()))
+
+
 class Run(NamedTuple):
   """A run read back from its folder."""
 
@@ -160,11 +166,8 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
   program = create(config, info, dataset['image_shape'])
-  everywhere = sharding.replicated(sharding.make_mesh())
-  like = jax.tree.map(  # Shapes: nothing is computed.
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-    jax.eval_shape(program.init, jax.random.key(0)),
-  )
+  shapes = jax.eval_shape(program.init, jax.random.key(0))
+  like = sharding.abstract_state(make_mesh(config), shapes)
   if (found := checkpoints.restore(like, which)) is None:
     raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
   state, notes = found

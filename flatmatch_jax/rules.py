@@ -56,6 +56,7 @@ FIELDS = {
   'batch_size': _whole(1),
   'unlabeled_batch_size': _whole(1),
   'microbatches': _whole(1),
+  'mesh.fsdp': _whole(1),
   'eval_batch_size': _whole(1),
   'log_every': _whole(1),
   'probe_every': _whole(0, hint='; 0 never probes'),
@@ -124,6 +125,7 @@ TYPES = {
   'flip': bool,
   'labels': (int, str),
   'labels_file': str,
+  'mesh': ml_collections.ConfigDict,
   'method': str,
   'method_args': ml_collections.ConfigDict,
   'model': str,
@@ -162,11 +164,15 @@ def check(config) -> None:
 
 
 def _field(config, name):
-  if name not in config:
-    raise UserError(
-      f'The config has no field {name!r}; take it over from configs/common.py.'
-    )
-  return config[name]
+  value = config
+  for part in name.split('.'):
+    if part not in value:
+      raise UserError(
+        f'The config has no field {name!r}; take it over from '
+        'configs/common.py.'
+      )
+    value = value[part]
+  return value
 
 
 def _check_number(name, value, rule):

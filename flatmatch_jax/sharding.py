@@ -1,18 +1,41 @@
-"""Devices: one mesh axis, `data`; the state is replicated, batches are split.
+"""Devices: a mesh of `data` x `fsdp`, and how arrays lie on it.
 
-Arrays are global, so a mean over the batch is the mean over all devices, and
-BatchNorm statistics and the perturbation do not depend on their number.
+A batch is split over all devices. The state is the same on all of them or, for
+large networks, split over the second axis: each device keeps a share of every
+large leaf, and sees the others' when it needs them. Arrays are global, so a
+mean over the batch is the mean over all devices, and BatchNorm statistics, the
+perturbation and all else do not depend on their number.
 """
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
 
+from flatmatch_jax.types import UserError
 
-def make_mesh() -> Mesh:
-  """All devices in a row. Auto axes: gathers from replicated data need them."""
+_AXES = ('data', 'fsdp')
+# Elements from which a leaf is split: below, 16 KB of float32, sending it
+# costs more than keeping it.
+_LARGE = 2**12
+
+
+def make_mesh(fsdp: int = 1, devices=None) -> Mesh:
+  """All devices, or those given, of which each `fsdp` share one state.
+
+  Auto axes: gathers from replicated data need them.
+  """
+  number = jax.device_count() if devices is None else len(devices)
+  if fsdp < 1 or number % fsdp:
+    divisors = [str(n) for n in range(1, number + 1) if number % n == 0]
+    raise UserError(
+      f'config.mesh.fsdp={fsdp} must divide the number of devices, {number}; '
+      f'choose one of {", ".join(divisors)}.'
+    )
   return jax.make_mesh(
-    (jax.device_count(),), ('data',), axis_types=(AxisType.Auto,)
+    (number // fsdp, fsdp),
+    _AXES,
+    axis_types=(AxisType.Auto, AxisType.Auto),
+    devices=devices,
   )
 
 
@@ -21,7 +44,36 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def over_batch(mesh: Mesh) -> NamedSharding:
-  return NamedSharding(mesh, PartitionSpec('data'))
+  return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def of_state(mesh: Mesh, shapes):
+  """The shardings of a train state, from its shapes (`jax.eval_shape`).
+
+  Kernels and matrices with many elements are split over `fsdp`, along the
+  largest dimension that it divides: parameters, and with them whatever has
+  their shapes, which are averages, momenta, M and a teacher. The rest is
+  replicated, and so is a table over the images.
+  """
+  fsdp = mesh.shape.get('fsdp', 1)
+
+  def of_leaf(leaf):
+    axes = [i for i, size in enumerate(leaf.shape) if size % fsdp == 0]
+    if fsdp == 1 or leaf.ndim < 2 or leaf.size < _LARGE or not axes:
+      return replicated(mesh)
+    longest = max(axes, key=lambda axis: leaf.shape[axis])
+    return NamedSharding(mesh, PartitionSpec(*longest * [None], 'fsdp'))
+
+  return jax.tree.map(of_leaf, shapes)
+
+
+def abstract_state(mesh: Mesh, shapes):
+  """The shapes of a train state with the shardings of `of_state`."""
+  return jax.tree.map(
+    lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
+    shapes,
+    of_state(mesh, shapes),
+  )
 
 
 def place(array, sharding: Sharding) -> jax.Array:

@@ -66,15 +66,16 @@ def train_in(files: Workdir, config) -> TrainState:
   fix_at = step_of_fixing(config, len(split.labeled))
 
   # Functions; all that can be refused is, before anything is written.
-  mesh = sharding.make_mesh()
+  mesh = program_lib.make_mesh(config)
   everywhere = sharding.replicated(mesh)
   image_shape = dataset.train_images.shape[1:]
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
   program = program_lib.create(config, info, image_shape)
-  init = jax.jit(program.init, out_shardings=everywhere)
-  shapes = init.eval_shape(jax.random.key(config.seed))
+  key = jax.random.key(config.seed)
+  shapes = jax.eval_shape(program.init, key)
+  placed = sharding.of_state(mesh, shapes)
   memory.check(config, shapes, image_shape, len(program.views))
   weights = None
   if config.pretrained and not files.has_steps():
@@ -95,7 +96,7 @@ def train_in(files: Workdir, config) -> TrainState:
     dataset = dataset._replace(train_images=data.images, test_images=None)
   phases.done('data')
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
-  state = init(jax.random.key(config.seed))
+  state = jax.jit(program.init, out_shardings=placed)(key)
 
   # Where the run stands.
   checkpoints = Checkpoints(files.checkpoints)
@@ -119,7 +120,7 @@ def train_in(files: Workdir, config) -> TrainState:
       lambda state, given: step_function(state, sample(given, state)),
       state,
       given,
-      everywhere,
+      (placed, everywhere),
     )
 
   look: Any = jax.jit(
@@ -277,10 +278,10 @@ def start_from(weights, state):
   return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
 
 
-def compile_and_tell(function, state, given, sharding):
+def compile_and_tell(function, state, given, shardings):
   """Compiles a step that overwrites its state and leaves it where it was."""
   began = time.perf_counter()
-  jitted = jax.jit(function, donate_argnums=0, out_shardings=sharding)
+  jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
   compiled = jitted.lower(state, given).compile()
   flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
   logging.say(

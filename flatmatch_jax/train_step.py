@@ -173,7 +173,9 @@ def make_train_step(
       else:
         worst_grads, memory, metrics = jax.tree.map(
           lambda x: x.mean(0),
-          jax.vmap(worst_pass)(*_cut(groups, parts)),
+          # One after the other: XLA would send images to compute the
+          # gradients of several at once.
+          jax.lax.map(lambda part: worst_pass(*part), _cut(groups, parts)),
         )
       grads = jax.tree.map(jnp.add, grads, worst_grads)
 
@@ -240,9 +242,12 @@ def _unless_finite_keep(before, after, metrics):
 
 
 def _cut(groups, tree):
-  """Reshapes every array of a batch from [n, …] to [groups, n/groups, …]."""
+  """Reshapes every array of a batch from [n, …] to [groups, n/groups, …].
+
+  Every group takes rows from everywhere: they stay on their devices.
+  """
   return jax.tree.map(
-    lambda x: x.reshape(groups, len(x) // groups, *x.shape[1:]), tree
+    lambda x: x.reshape(-1, groups, *x.shape[1:]).swapaxes(0, 1), tree
   )
 
 

@@ -19,7 +19,13 @@ from flatmatch_jax.types import UserError
 
 # Fields that may change between two starts of one run: they say where and how
 # often, not what is computed.
-FREE = ('data_dir', 'checkpoint_every', 'compilation_cache', 'max_skipped')
+FREE = (
+  'data_dir',
+  'checkpoint_every',
+  'compilation_cache',
+  'max_skipped',
+  'mesh.fsdp',
+)
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 

@@ -4,7 +4,7 @@ import os
 
 # Before JAX starts: some tests compare one device with several.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ.setdefault('JAX_NUM_CPU_DEVICES', '4')
+os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
 # Compiling is most of the tests' time: four times less without LLVM's passes,
 # and three times less again by the older emitters of fusions.
 os.environ.setdefault(

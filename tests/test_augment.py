@@ -137,7 +137,7 @@ def test_images_stay_on_their_device():
     out_shardings=split,
   )
   text = strong.lower(jax.random.key(0), images).compile().as_text()
-  assert 'num_partitions=4' in text
+  assert 'num_partitions=8' in text
   talk = '|'.join(('all-', 'collective-', 'reduce-scatter', 'ragged-'))
   lines = re.findall(rf'= (.*?) (?:{talk})\S*\(', text)
   assert len(lines) == 1

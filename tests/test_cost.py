@@ -16,7 +16,7 @@ def fixmatch():
 
 
 def flops(method, recipe):
-  # Eight labeled images for the four devices, and few layers to compile;
+  # One labeled image for each device, and few layers to compile;
   # ratios do not depend on it.
   compiled, _, _ = step_cost.compile_step(
     method, recipe, 'split', 'wrn_10_2', 8

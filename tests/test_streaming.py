@@ -460,7 +460,7 @@ def test_mock_data_of_tfds_can_be_streamed(tmp_path):
 def sampled(whole):
   """One batch by the sampler on all devices and on one."""
   mesh = sharding.make_mesh()
-  assert mesh.size == 4
+  assert mesh.size == 8
   raw = jax.tree.map(lambda x: np.concatenate([x, x])[:8], whole[0])
   sample = streaming.make_sampler(VIEWS, True, (0.0,) * 3, (1.0,) * 3)
   over = sharding.over_batch(mesh)
@@ -496,15 +496,15 @@ def test_sampler_flips_weak_and_augments_strong(sampled):
   assert batch.fixed is None
 
 
-def test_sampler_gives_the_same_on_one_and_four_devices(sampled):
-  _, one, four = sampled
-  assert four.unlabeled['strong'].sharding.num_devices == 4
-  assert_equal(jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, four))
+def test_sampler_gives_the_same_on_one_and_eight_devices(sampled):
+  _, one, eight = sampled
+  assert eight.unlabeled['strong'].sharding.num_devices == 8
+  assert_equal(jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, eight))
 
 
 def numbers(stop):
   for i in range(stop):
-    yield Batch({'weak': np.full((4, 2), i, np.uint8)}, {})
+    yield Batch({'weak': np.full((8, 2), i, np.uint8)}, {})
 
 
 def over():
@@ -589,7 +589,7 @@ print({{'tensorflow', 'tensorflow_datasets'}} & set(sys.modules))
 dataset = streaming.from_tfds('imagenet2012', {str(folder)!r}, 16)
 split = splits.Split(np.arange(4), np.arange(len(dataset.train_labels)), None)
 data = streaming.place(dataset, split)
-source = streaming.batches(data, 0, 0, 10**6, 4, 4, ('weak',))
+source = streaming.batches(data, 0, 0, 10**6, 8, 8, ('weak',))
 mesh = sharding.make_mesh()
 batches = Prefetch(source, sharding.over_batch(mesh))
 dataset.test_images[:2]
@@ -601,7 +601,7 @@ raise SystemExit(3)
   )
   imported, shape = result.stdout.splitlines()
   assert imported == 'set()'  # Until a dataset is opened.
-  assert shape == '(4, 16, 16, 3)'
+  assert shape == '(8, 16, 16, 3)'
   assert result.returncode == 3, result.stderr
 
 
@@ -623,7 +623,7 @@ def test_run_trains_and_resumes_exactly(folder, tmp_path, stopped_after):
     'method=pseudo_label+flatmatch_fix,labels=all,model=wrn_10_1'
   )
   config.data_dir, config.image_size = str(folder), SIZE
-  config.batch_size, config.unlabeled_batch_size = 4, 8
+  config.batch_size = config.unlabeled_batch_size = 8
   config.steps, config.num_val = 6, 5
   config.log_every = config.checkpoint_every = 2
   config.eval_every = 3

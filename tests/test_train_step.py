@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from flatmatch_jax import losses, perturb, recipes, sharding
+from flatmatch_jax import losses, perturb, recipes
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.recipes import Recipe
 from flatmatch_jax.types import Losses, Prediction
@@ -319,7 +319,7 @@ def test_groups_climb_their_own_gradients(batch):
   labeled, unlabeled = written_out(setup, state, batch)
   total = gradient(labeled)(state.params)
   for part in range(2):
-    x, u = ((part * n, part * n + n) for n in (4, 8))
+    x = u = part, None, 2
     moved = towards(state.params, gradient(labeled)(state.params, x), 0.5)
     worst = gradient(unlabeled)(moved, u)
     total = jax.tree.map(lambda t, w: t + w / 2, total, worst)
@@ -351,7 +351,7 @@ def test_groups_climb_their_own_fixed_labels(batch):
   fixed, _ = written_out(setup, state, other)
   total = gradient(labeled)(state.params)
   for part in range(2):
-    x, u = ((part * n, part * n + n) for n in (4, 8))
+    x = u = part, None, 2
     moved = towards(state.params, gradient(fixed)(state.params, x), 0.5)
     worst = gradient(unlabeled)(moved, u)
     total = jax.tree.map(lambda t, w: t + w / 2, total, worst)
@@ -425,24 +425,6 @@ def test_microbatches_need_the_memory_of_one():
     compiled = jax.jit(setup.step).lower(state, batch).compile()
     memory.append(compiled.memory_analysis().temp_size_in_bytes)
   assert memory[1] < 0.5 * memory[0]
-
-
-def test_four_devices_equal_one(batch):
-  mesh = sharding.make_mesh()
-  assert mesh.size == 4
-  setup = Setup('freematch', 'flatmatch_e', 'joint', rho=0.5)
-  states = []
-  for place in (jax.devices()[0], None):
-    state = setup.init()
-    step = jax.jit(setup.step)
-    for seed in range(3):
-      batch = make_batch(seed)
-      if place is None:
-        state = jax.device_put(state, sharding.replicated(mesh))
-        batch = jax.device_put(batch, sharding.over_batch(mesh))
-      state, _ = step(state, batch)
-    states.append(jax.device_get(comparable(state)))
-  trees_close(*states, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

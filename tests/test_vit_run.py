@@ -39,7 +39,7 @@ def config(tmp_path, monkeypatch):
   config.learning_rate, config.layer_decay = 1e-3, 0.5
   config.steps, config.warmup_steps = 4, 2
   config.dtype, config.remat, config.microbatches = 'bfloat16', True, 2
-  config.batch_size, config.unlabeled_batch_size = 8, 16
+  config.batch_size = config.unlabeled_batch_size = 16
   config.log_every = config.checkpoint_every = 2
   config.pretrained = str(tmp_path / 'weights.npz')
   model = tiny('', 10)

@@ -132,11 +132,17 @@ WRONG = (
     ),
     'groups and microbatches': (
       ['--config.recipe_args.groups=4', '--config.microbatches=3'],
-      ['batch_size=32', '12 parts', 'groups=4', 'microbatches=3'],
+      [
+        'batch_size=32',
+        'by 96:',
+        '4 of config.recipe_args.groups',
+        'microbatches=3',
+        'are 96',
+      ],
     ),
     'microbatches and devices': (
-      ['--config.batch_size=8', '--config.microbatches=4'],
-      ['batch_size=8', '4 devices times', 'microbatches=4', 'are 16'],
+      ['--config.batch_size=40', '--config.microbatches=4'],
+      ['batch_size=40', '8 devices', 'microbatches=4', '32 and 64'],
     ),
     'labels fixed too late': (
       [
@@ -171,13 +177,18 @@ WRONG = (
       ['100', '40', 'FILE.py:labels=100'],
     ),
     'batch and devices': (
-      ['--config.batch_size=6'],
-      ['batch_size=6', '4 devices', '4 and 8'],
+      ['--config.batch_size=12'],
+      ['batch_size=12', '8 devices', '8 and 16'],
     ),
     'unlabeled batch and devices': (
       ['--config.unlabeled_batch_size=3'],
-      ['unlabeled_batch_size=3', '4 devices', 'are 4'],
+      ['unlabeled_batch_size=3', '8 devices', 'are 8'],
     ),
+    'devices that do not share': (
+      ['--config.mesh.fsdp=3'],
+      ['mesh.fsdp=3', 'devices, 8', '1, 2, 4, 8'],
+    ),
+    'nobody to share with': (['--config.mesh.fsdp=0'], ['mesh.fsdp=0']),
     'no number': (['--config.steps=abc'], ['--config.steps=abc']),
     'no whole number': (['--config.steps=1.5'], ['--config.steps=1.5']),
     'labels file': (['--config.labels_file=/none.json'], ['/none.json']),

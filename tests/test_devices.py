@@ -1,0 +1,174 @@
+"""Any number of devices gives one result, and they hardly talk.
+
+The sums over a batch run in another order on other devices, so each may differ
+in its last bit, 6e-8 of it; three steps later the difference has passed through
+norms, divisions and the direction of ε. Leaves agree to 1e-4 of their values,
+and to 1e-6 near zero.
+"""
+
+import functools
+
+from conftest import NUM_CLASSES, Setup, make_batch
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from flatmatch_jax import hlo, methods, sharding
+from flatmatch_jax.forward import LAYOUTS
+from flatmatch_jax.methods.base import Method
+from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax.types import Prediction
+
+LABELED, UNLABELED = 16, 32
+IMAGE = 8 * 8 * 4  # Bytes.
+
+# Each method with a state, each recipe and each layout at least once: method,
+# recipe, layout, and what else there is.
+CASES = {
+  'fixmatch': ('fixmatch', 'plain', 'split', {}),
+  'flexmatch': ('flexmatch', 'sharp_labeled', 'split', {}),
+  'freematch': ('freematch', 'plain', 'joint', {'microbatches': 2}),
+  'flatmatch': ('freematch', 'flatmatch', 'split', {'rho': 0.5}),
+  'flatmatch_e': ('freematch', 'flatmatch_e', 'joint', {'rho': 0.5}),
+  'fix': ('freematch', 'flatmatch_fix', 'clean_strong', {}),
+  'official': ('freematch', 'flatmatch_official', 'split', {'groups': 2}),
+  'dash': ('dash', 'sharp_all', 'split', {}),
+  'softmatch': ('softmatch', 'sharp_unlabeled', 'clean_strong', {}),
+  'remixmatch': ('remixmatch', 'plain', 'split', {}),
+  'mpl': ('mpl', 'flatmatch_last', 'split', {}),
+  'sam': ('supervised', 'sam', 'split', {}),
+}
+
+
+class Net(nn.Module):
+  """One convolution and BatchNorm: these tests compile many programs."""
+
+  heads: tuple[tuple[str, int], ...] = ()
+
+  @nn.compact
+  def __call__(self, x, train):
+    x = nn.Conv(8, (3, 3), 2)(x)
+    x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+    x = nn.leaky_relu(x).mean((1, 2))
+    heads = {name: nn.Dense(size, name=name)(x) for name, size in self.heads}
+    return Prediction(nn.Dense(NUM_CLASSES)(x), x, heads)
+
+
+@functools.cache
+def setup_of(case):
+  method, recipe, layout, options = CASES[case]
+  return Setup(method, recipe, layout, Net, **options)
+
+
+def batch_of(case, seed=0, times=1):
+  setup = setup_of(case)
+  size = LABELED * times, UNLABELED * times
+  batch = make_batch(seed, *size, views=setup.method.views)
+  if setup.recipe.fixed:
+    batch = batch._replace(fixed=make_batch(seed + 50, *size).labeled)
+  return batch
+
+
+def compile_step(setup, batch, mesh):
+  """The step for a mesh, placed as train.py does."""
+  state = sharding.abstract_state(mesh, jax.eval_shape(setup.init))
+  rows = sharding.over_batch(mesh)
+  batch = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch
+  )
+  out = sharding.of_state(mesh, state), sharding.replicated(mesh)
+  jitted = jax.jit(setup.step, donate_argnums=0, out_shardings=out)
+  return jitted.lower(state, batch).compile()
+
+
+@functools.cache
+def compile_case(case, devices, times=1):
+  mesh = sharding.make_mesh(devices=jax.devices()[:devices])
+  batch = jax.eval_shape(lambda: batch_of(case, times=times))
+  return compile_step(setup_of(case), batch, mesh)
+
+
+def run(setup, step, mesh, batches):
+  """The state and the metrics after some steps."""
+  state = setup.init()
+  state = jax.device_put(state, sharding.of_state(mesh, state))
+  for batch in batches:
+    state, metrics = step(
+      state, jax.device_put(batch, sharding.over_batch(mesh))
+    )
+  return state, metrics
+
+
+def assert_close(a, b):
+  raw = lambda tree: jax.tree.map(
+    lambda x: np.asarray(
+      jax.random.key_data(x)
+      if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+      else x
+    ),
+    tree,
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+    raw(a),
+    raw(b),
+  )
+
+
+def test_cases_have_all_states_recipes_and_layouts():
+  stateful = set()
+  for name in methods.METHODS:
+    context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
+    method = methods.create(name, context)
+    if method.init is not Method._field_defaults['init']:
+      stateful.add(name)
+  named, recipes, layouts, options = zip(*CASES.values(), strict=True)
+  assert stateful <= set(named)
+  assert set(recipes) == set(RECIPES)
+  assert set(layouts) == set(LAYOUTS)
+  assert {'groups', 'microbatches'} <= {key for o in options for key in o}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_one_two_and_eight_devices_agree(case):
+  batches = [batch_of(case, seed) for seed in range(3)]
+  results = []
+  for devices in (1, 2, 8):
+    mesh = sharding.make_mesh(devices=jax.devices()[:devices])
+    step = compile_case(case, devices)
+    results.append(run(setup_of(case), step, mesh, batches))
+    (state, _) = results[-1]
+    assert all(
+      x.sharding.num_devices == devices for x in jax.tree.leaves(state)
+    )
+  one, *others = results
+  assert int(one[0].step) == 3
+  for other in others:
+    assert_close(one, other)
+
+
+def growth(case):
+  """By how many bytes of each kind twice the batch sends more."""
+  small, large = (
+    hlo.totals(hlo.collectives(compile_case(case, 8, times).as_text()))
+    for times in (1, 2)
+  )
+  assert {k: v[0] for k, v in small.items()} == {
+    k: v[0] for k, v in large.items()
+  }
+  return {
+    kind: large[kind][1] - small[kind][1]
+    for kind in large
+    if large[kind] != small[kind]
+  }
+
+
+@pytest.mark.parametrize(
+  'case', ['fixmatch', 'freematch', 'flatmatch', 'flatmatch_e']
+)
+def test_devices_send_nothing_of_the_size_of_a_batch(case):
+  assert growth(case) == {}
+  assert 'all-reduce' in hlo.totals(
+    hlo.collectives(compile_case(case, 8).as_text())
+  )
