@@ -39,7 +39,7 @@ class Run(NamedTuple):
   notes: dict[str, Any]
 
 
-def _over_members(function, mesh):
+def over_members(function, mesh):
   """Makes a function of (state, given) one of many members' [M, …]."""
   members, everywhere = PartitionSpec('data'), PartitionSpec()
   axes: list[Any] = [None, None, 0, 0]  # Images are there once.
@@ -158,7 +158,7 @@ class Loop:
 
   def __init__(self, functions: traced.Functions, mesh):
     self._program = functions.program
-    self._step = _over_members(functions.step, mesh)
+    self._step = over_members(functions.step, mesh)
     self._look: Any = functions.look and jax.jit(functions.look)
     self._probe: Any = jax.jit(functions.probe)
     self._member: Any = jax.jit(
