@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: venv demo test faults lint clean
+.PHONY: venv demo test faults notebooks lint clean
 
 venv: .venv/.done
 
@@ -24,6 +24,10 @@ test: venv
 # Kills runs, fills disks, tears files: see docs/faults.md. Takes minutes.
 faults: venv
 	$(BIN)/python tests/faults.py
+
+# Executes the notebooks whole and keeps their outputs: minutes.
+notebooks: venv
+	$(BIN)/python notebooks/run.py
 
 lint: venv
 	$(BIN)/ruff format --check .

@@ -216,6 +216,8 @@ class Loop:
             self._evaluate(runs, state, rows)
           if rows[0]:
             progress.write(step, rows)
+            for run in runs:
+              run.checkpoints.check()
           errors = [row.get(selection) for row in rows]
           best = errors[0] is not None and _lower(least, errors)
           if (
