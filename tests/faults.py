@@ -24,8 +24,10 @@ import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+import conftest  # noqa: F401  Compiles fast.
 import numpy as np
 from PIL import Image
+import processes
 import runs
 
 from flatmatch_jax import data, program
@@ -366,6 +368,25 @@ def two_runs(lab):
   return 2, 'refused in a line; the first ended with the same bits'
 
 
+def one_of_two(lab):
+  """Kills the process that coordinates, then the other; the rest must end."""
+  whole, workdir = lab.folder / 'pair-whole', lab.folder / 'pair'
+  env = processes.environment(lab.folder)
+  for ended in processes.run(2, lab.command(whole), env):
+    assert ended.returncode == 0, ended.stderr
+  for number, step in ((0, 10), (1, 30)):
+    with processes.started(2, lab.command(workdir), env) as group:
+      group.wait_for(0, f'step {step}/')
+      group.popen[number].kill()
+      survivor = group.wait()[1 - number]
+    assert survivor.returncode > 0 or survivor.returncode == -signal.SIGABRT
+  for ended in processes.run(2, lab.command(workdir), env):
+    assert ended.returncode == 0, ended.stderr
+  state = program.load_run(Workdir(whole)).state
+  runs.assert_same_run(workdir, whole, state, lab.steps)
+  return 2, 'the other ended too; started again, the bits of an unhurt pair'
+
+
 def clock_jump(lab, workdir, seconds):
   code, said = lab.hurt(workdir, 'clock', seconds)
   assert code == 0, said
@@ -384,6 +405,7 @@ FAULTS = {
   'SIGKILL, again and again in one run': kills,
   'SIGTERM': lambda lab: stops(lab, signal.SIGTERM),
   'Ctrl-C': lambda lab: stops(lab, signal.SIGINT),
+  'one of two processes killed': one_of_two,
   'full disk': full_disk,
   'read-only workdir': read_only,
   'truncated latest checkpoint': lambda lab: damage(lab, truncate, 6),
@@ -408,7 +430,9 @@ def attempt(name, lab):
   except Exception:
     traceback.print_exc()
     return f'| {name} | | LOST: see above |', False
-  return f'| {name} | {tried} | {outcome} |', True
+  row = f'| {name} | {tried} | {outcome} |'
+  print(row, file=sys.stderr, flush=True)  # It takes long.
+  return row, True
 
 
 def main():
@@ -416,7 +440,7 @@ def main():
   parser.add_argument('--seed', type=int, default=time.time_ns() % 10**6)
   parser.add_argument('--only', default='', help='words of the faults to try')
   args = parser.parse_args()
-  print(f'--seed {args.seed}', flush=True)
+  print(f'python tests/faults.py --seed {args.seed}', flush=True)
   chosen = [name for name in FAULTS if args.only in name]
   with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
