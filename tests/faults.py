@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import zlib
@@ -43,6 +44,7 @@ class Lab:
   def __init__(self, folder, finished, seed, args=(), config=runs.CONFIG):
     self.folder, self.finished, self.seed = folder, finished, seed
     self._args, self._config = args, config
+    self._lock = threading.Lock()
     self.state = program.load_run(Workdir(finished)).state
     self.steps = int(self.state.step)
 
@@ -65,10 +67,12 @@ class Lab:
     return done.returncode, done.stderr
 
   def half(self, name):
-    """The folder of a run that was killed after three checkpoints or so."""
-    workdir = self.folder / name
-    runs.go_on(self.stop(workdir, 'step', 11), signal.SIGKILL)
-    return workdir
+    """A copy of a run that was killed after three checkpoints or so."""
+    with self._lock:
+      whole = self.finished.with_name(f'{self.finished.name}-half')
+      if not whole.exists():
+        runs.go_on(self.stop(whole, 'step', 11), signal.SIGKILL)
+    return pathlib.Path(shutil.copytree(whole, self.folder / name))
 
   def finish(self, workdir):
     """Goes on to the end, and compares every bit; what was said."""
@@ -252,10 +256,8 @@ def delete(random, checkpoint):
 def damage(lab, hurt, times):
   """Hurts the latest checkpoint; it is used, if unharmed, or the one before."""
   random, fell_back = lab.random(hurt.__name__), 0
-  half = lab.half(f'{hurt.__name__}-half')
   for number in range(times):
-    workdir = lab.folder / f'{hurt.__name__}-{number}'
-    shutil.copytree(half, workdir)
+    workdir = lab.half(f'{hurt.__name__}-{number}')
     *_, previous, latest = runs.saved_steps(workdir)
     checkpoint = workdir / 'checkpoints' / str(latest)
     hurt(random, checkpoint)
