@@ -120,8 +120,8 @@ class Workdir:
       self._take(file)
       with writing(path):
         file.truncate(0)
-        file.write(f'process {os.getpid()} on {socket.gethostname()}\n')
-        file.flush()
+        holder = f'process {os.getpid()} on {socket.gethostname()}\n'
+        os.write(file.fileno(), holder.encode())  # Nothing is left to flush.
       try:
         yield
       finally:

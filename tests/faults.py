@@ -329,10 +329,11 @@ def make_images(folder):
 def change_data(lab, kind, make):
   """A file of the data is torn, or another one is in its place."""
   random, folder = lab.random(kind), lab.folder / kind
-  folder.mkdir()
+  (folder / 'data').mkdir(parents=True)
   data_dir, file = make(folder / 'data')
-  config = f'--config={runs.ROOT}/configs/{kind}.py:method=flatmatch_e'
-  args = (*LONG, f'--config.data_dir={data_dir}', '--config.image_size=8')
+  size = ',image_size=8' if kind == 'folder' else ''
+  config = f'--config={runs.ROOT}/configs/{kind}.py:method=flatmatch_e{size}'
+  args = (*LONG, f'--config.data_dir={data_dir}')
   finished = folder / 'finished'
   done = runs.run(lab.folder, runs.command(finished, *args, config=config))
   assert done.returncode == 0, done.stderr
