@@ -27,7 +27,7 @@ def printable(text: str) -> str:
   )
 
 
-def make_bar(step: int, steps: int) -> tqdm:
+def _make_bar(step: int, steps: int) -> tqdm:
   """A bar whose times are right when somebody sets the clock."""
   bar = tqdm(initial=step, total=steps, unit='step', dynamic_ncols=True)
   bar._time = time.monotonic
@@ -57,9 +57,7 @@ class Progress:
     self._bar = None
     self._shown: dict[str, float] = {}
     if sys.stderr.isatty() and distributed.is_first():
-      self._bar = tqdm(
-        initial=step, total=steps, unit='step', dynamic_ncols=True
-      )
+      self._bar = _make_bar(step, steps)
     self._last = self._start = (step, time.perf_counter())
 
   def start(self, step: int) -> None:

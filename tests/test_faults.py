@@ -50,9 +50,11 @@ def test_folder_that_cannot_be_written_is_refused_before_any_work(lab):
 def test_bar_does_not_follow_a_clock_that_is_set(monkeypatch, capsys):
   now = [1e9]
   monkeypatch.setattr('tqdm.std.time', lambda: now[0])
-  bar = logging.make_bar(0, 10)
+  monkeypatch.setattr('sys.stderr.isatty', lambda: True)
+  monkeypatch.setattr(logging, '_tensorboard_writers', lambda workdirs: [])
+  progress = logging.Progress([], 0, 10, images=1)
   for jump in (-faults.DAY, 1000 * faults.DAY):
     now[0] += jump
-    bar.update()
-    assert 0 <= bar.format_dict['elapsed'] < faults.DAY
-  bar.close()
+    progress.step()
+    assert 0 <= progress._bar.format_dict['elapsed'] < faults.DAY
+  progress.close()
