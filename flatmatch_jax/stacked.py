@@ -175,10 +175,11 @@ class Loop:
     selection = results.selection('' in runs[0].held_out, config.num_val)
     names = ', '.join(run.files.path.name for run in runs)
     logging.say(f'{names}: from step {start} of {config.steps}.')
-    for run in runs:
-      run.files.cut_metrics(start)
     least = [
-      min(results.history(run.files.metrics(), selection), default=math.inf)
+      min(
+        results.history(run.files.cut_metrics(start), selection),
+        default=math.inf,
+      )
       for run in runs
     ]
     images = config.batch_size

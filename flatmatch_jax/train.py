@@ -108,9 +108,8 @@ def train_in(files: Workdir, config) -> TrainState:
     weights = weights or read_weights(config.pretrained, shapes.params)
     state = start_from(weights, state)
   start = int(state.step)
-  files.cut_metrics(start)
-  distributed.wait_for_all('metrics')
-  least = min(results.history(files.metrics(), selection), default=math.inf)
+  rows = files.cut_metrics(start)
+  least = min(results.history(rows, selection), default=math.inf)
   seconds = lambda: notes['seconds'] + time.perf_counter() - began
   phases.done('state')
 

@@ -205,11 +205,16 @@ class Workdir:
         )
     return rows
 
-  def cut_metrics(self, step: int) -> None:
-    """Forgets rows after `step`: a resumed run writes them again."""
+  def cut_metrics(self, step: int) -> list[dict]:
+    """Forgets rows after `step`, which a resumed run writes again.
+
+    Returns the others: the same in all processes, whether the first has
+    replaced the file by then or not.
+    """
     rows = [row for row in self.metrics() if row['step'] <= step]
     text = ''.join(json.dumps(row) + '\n' for row in rows)
     self._write_text('metrics.jsonl', text)
+    return rows
 
   def append_metrics(self, row: dict) -> None:
     """Adds a row; what is not a number becomes null, as JSON has no NaN."""

@@ -10,7 +10,7 @@ import socket
 import ml_collections
 import pytest
 
-from flatmatch_jax import workdir
+from flatmatch_jax import distributed, workdir
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -93,6 +93,18 @@ def test_cut_metrics_keeps_bytes_up_to_the_step(files):
   assert path.read_bytes() == b''.join(lines[:3])
   files.cut_metrics(0)
   assert path.read_bytes() == b''
+
+
+def test_all_processes_cut_to_the_same_rows(files, monkeypatch):
+  """What they hold for the least error decides when they save together."""
+  for step in (2, 4, 6):
+    files.append_metrics({'step': step, 'error': 10.0 - step})
+  kept = [{'step': 2, 'error': 8.0}, {'step': 4, 'error': 6.0}]
+  with monkeypatch.context() as other:
+    other.setattr(distributed, 'is_first', lambda: False)
+    assert files.cut_metrics(5) == kept
+    assert len(files.metrics()) == 3
+  assert files.cut_metrics(5) == kept == files.metrics()
 
 
 @pytest.mark.parametrize('cut', [1, 10, -2, -1])
