@@ -220,11 +220,12 @@ def _unless_finite_keep(before, after, metrics):
   """The state `after` a step, or where its numbers broke, that `before` it.
 
   What follows from finite gradients needs no look of its own; running
-  statistics and the method's state come from elsewhere. Only the count of
-  steps, which the data follow, goes on.
+  statistics, the method's state and ε's memory, which may keep a gradient that
+  no parameter saw, come from elsewhere. Only the count of steps, which the
+  data follow, goes on.
   """
   looked_at = [metrics[name] for name in MUST_BE_FINITE if name in metrics]
-  looked_at += jax.tree.leaves((after.batch_stats, after.method))
+  looked_at += jax.tree.leaves((after.batch_stats, after.method, after.perturb))
   finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in looked_at]))
   state = jax.tree.map(
     lambda new, old: jnp.where(finite, new, old),

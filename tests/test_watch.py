@@ -2,14 +2,15 @@
 
 import math
 
-from conftest import Setup, make_batch
+from conftest import Setup
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs import digits
-from flatmatch_jax import train, watch
+from flatmatch_jax import perturb, train, train_step, watch
+from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -60,13 +61,40 @@ def test_step_that_is_not_finite_is_skipped(method, recipe, part, batch):
 
 
 def test_running_statistics_alone_make_a_step_skipped(batch):
-  """A broken weak view teaches nobody, and its losses may stay finite."""
-  setup = Setup('pseudo_label')
-  weak = make_batch(views=('weak',))
-  state = setup.init()
-  after, metrics = jax.jit(setup.step)(state, broken(weak, 'unlabeled'))
+  """No loss of this step depends on what it leaves in them."""
+  setup = Setup('supervised')
+
+  def forward(*args):
+    outputs, stats = setup.forward(*args)
+    return outputs, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), stats)
+
+  step = train_step.make_train_step(forward, setup.method, setup.tx)
+  after, metrics = jax.jit(step)(setup.init(), batch)
+  assert math.isfinite(metrics['labeled_loss'])
+  assert math.isfinite(metrics['gradient_norm'])
   assert metrics['skipped_steps'] == 1
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(after.batch_stats))
+
+
+def test_memory_of_gradients_alone_makes_a_step_skipped(batch):
+  """The student of MPL does not see the gradient that its memory keeps."""
+
+  def forgetful(rho):
+    inner = perturb.memory(rho)
+    spoil = lambda x: jnp.full_like(x, jnp.nan)
+
+    def update(gradient, average):
+      offset, average = inner.update(gradient, average)
+      return offset, jax.tree.map(spoil, average)
+
+    return perturb.Perturbation(inner.init, update)
+
+  recipe = RECIPES['flatmatch_e']._replace(perturb=forgetful)
+  setup = Setup('mpl', recipe, rho=0.05)
+  after, metrics = jax.jit(setup.step)(setup.init(), batch)
+  assert math.isfinite(metrics['gradient_norm'])
+  assert metrics['skipped_steps'] == 1
+  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(after.perturb))
 
 
 def step_metrics(in_a_row, **values):
