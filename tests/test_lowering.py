@@ -4,6 +4,8 @@ The whole step, sampling and augmentation included, passes all of JAX's rules
 for both; XLA's compilers are left out.
 """
 
+import math
+
 from conftest import TinyNet
 import jax
 from jax import export
@@ -44,7 +46,8 @@ def abstract_data():
   count, shape = SIZE
   array = jax.ShapeDtypeStruct
   numbers = lambda size: array((size,), jnp.int32)
-  images = array((count, *shape), jnp.uint8)
+  rows = array((count, math.prod(shape)), jnp.uint8)
+  images = resident.Images(rows, shape)
   return resident.Resident(images, *map(numbers, (count, 8, count, 16, 16)))
 
 
