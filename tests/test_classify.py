@@ -1,9 +1,40 @@
 """Reports on probabilities, against numbers counted by hand."""
 
+import types
+
+import jax
 import numpy as np
 import pytest
 
-from flatmatch_jax import classify
+from flatmatch_jax import classify, sharding
+from flatmatch_jax.data import resident
+
+
+class Mean:
+  """A model whose logits are the mean colours."""
+
+  def apply(self, variables, images, train):
+    logits = images.mean((1, 2)) * variables['params']
+    return types.SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize('kind', ['numpy', 'array', 'rows'])
+def test_each_image_has_its_row_wherever_it_lies(kind):
+  """Ten images in batches of six, made eight for the four devices."""
+  mesh = sharding.make_mesh()
+  images = np.random.RandomState(0).randint(0, 256, (10, 3, 3, 3), np.uint8)
+  given = {
+    'numpy': lambda: images,
+    'array': lambda: sharding.place(images, sharding.replicated(mesh)),
+    'rows': lambda: resident.Images(
+      sharding.place(images.reshape(10, -1), sharding.replicated(mesh)),
+      images.shape[1:],
+    ),
+  }[kind]()
+  run = classify.make_classifier(Mean(), (0.0,) * 3, (1.0,) * 3, 6, mesh)
+  (found,) = run((5.0,), {}, given)
+  expected = jax.nn.softmax(5.0 * images.mean((1, 2)) / 255)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_report_counts_by_hand():

@@ -284,3 +284,8 @@ def test_metrics_that_cannot_be_written_are_a_line(files):
 def test_errors_of_the_program_stay_as_they_are(files):
   with pytest.raises(IndexError), workdir.writing(files.path):
     files.metrics()[0]
+
+
+def test_bucket_is_no_workdir():
+  with pytest.raises(UserError, match='gs://bucket/run is not a folder'):
+    Workdir('gs://bucket/run')
