@@ -20,6 +20,7 @@ from flatmatch_jax import (
   sharding,
   traced,
   train,
+  watch,
 )
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident
@@ -187,6 +188,11 @@ class Loop:
     progress = logging.Progress(
       [run.files for run in runs], start, config.steps, images * len(runs)
     )
+    # They warn only: one member that breaks is no reason to stop the others.
+    watchers = [
+      watch.Watch(config.steps, config.max_skipped, run.files.path.name)
+      for run in runs
+    ]
     # Of the time that members take together each takes its share.
     seconds = lambda run: (
       run.notes['seconds'] + (time.perf_counter() - began) / len(runs)
@@ -213,6 +219,8 @@ class Loop:
           progress.step()
           after = _rows(metrics if logs else {}, len(runs))
           rows = [a | b for a, b in zip(before, after, strict=True)]
+          for watcher, row in zip(watchers, rows if logs else [], strict=False):
+            watcher.row(step, row)
           if last or step % config.eval_every == 0:
             self._evaluate(runs, state, rows)
           if rows[0]:

@@ -17,11 +17,13 @@ _ROWS = 10
 class Watch:
   """Looks at steps and rows of a run of `steps` steps.
 
-  More than `max_skipped` skipped steps in a row end it.
+  More than `max_skipped` skipped steps in a row end it. Warnings name the run
+  where it has a `name`.
   """
 
-  def __init__(self, steps: int, max_skipped: int):
+  def __init__(self, steps: int, max_skipped: int, name: str = ''):
     self._steps, self._max_skipped = steps, max_skipped
+    self._warning = f'Warning: {name}: ' if name else 'Warning: '
     self._since = 0  # The step of the first of the collapsed rows,
     self._rows = 0  # and their number.
     self._told = False
@@ -61,8 +63,8 @@ class Watch:
     if (skipped := int(row['skipped_steps'])) > self._skipped:
       self._skipped = skipped
       logging.say(
-        f'Warning: {skipped} of {step} steps were skipped, because a loss or '
-        'the gradient was not finite.'
+        f'{self._warning}{skipped} of {step} steps were skipped, because a '
+        'loss or the gradient was not finite.'
       )
     self._look_for_collapse(step, row)
 
@@ -81,8 +83,8 @@ class Watch:
       self._told = True
       what = 'none was used' if none else 'all were of one class'
       logging.say(
-        f'Warning: the pseudo-labels have collapsed; from step {self._since} '
-        f'to {step} {what}. See used_fraction, threshold and class_histogram '
-        'in metrics.jsonl; a lower config.learning_rate, a lower threshold or '
-        'more labels may help.'
+        f'{self._warning}the pseudo-labels have collapsed; from step '
+        f'{self._since} to {step} {what}. See used_fraction, threshold '
+        'and class_histogram in metrics.jsonl; a lower config.learning_rate, a '
+        'lower threshold or more labels may help.'
       )

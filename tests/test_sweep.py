@@ -170,6 +170,20 @@ def test_table_has_a_line_for_each_setting(swept):
   )
 
 
+def test_member_that_breaks_is_named_and_leaves_the_others_alone(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
+  config = make_config('supervised', steps=4, eval_every=4, probe_every=0)
+  rates = {'learning_rate': [0.05, 1e30]}
+  good, bad = sweep.sweep(config, str(tmp_path), rates, at_once=2)
+  assert good.files.read('result.json')['skipped_steps'] == 0
+  assert bad.files.read('result.json')['skipped_steps'] > 0
+  warnings = [x for x in capsys.readouterr().err.splitlines() if 'Warn' in x]
+  assert warnings
+  assert all('learning_rate=1e+30: ' in line for line in warnings)
+
+
 # Going on.
 
 
