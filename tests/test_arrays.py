@@ -105,8 +105,14 @@ def test_columns_first_in_memory_is_the_same(file):
       {'test_images': np.zeros((2, 8, 9), np.uint8)},
       'test_images are of shape',
     ),
-    ({'labeled_labels': np.array([0, 1, 2])}, '3 labeled_labels for 6 labeled'),
-    ({'test_labels': np.array([0])}, '1 test_labels for 2 test_images'),
+    (
+      {'labeled_labels': np.array([0, 1, 2])},
+      '3 labeled_labels for labeled_images of shape .6,',
+    ),
+    (
+      {'test_labels': np.array([0])},
+      '1 test_labels for test_images of shape .2,',
+    ),
     ({'labeled_labels': np.arange(6.0)}, 'labeled_labels are float64'),
     ({'labeled_labels': np.zeros(6, bool)}, 'labeled_labels are bool'),
     ({'labeled_labels': np.zeros((6, 1), int)}, r'of shape \(6, 1\); one'),
