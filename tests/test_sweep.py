@@ -266,6 +266,7 @@ def test_setting_that_python_looks_at_is_not_traced(trained, tmp_path):
   """The number of groups is a shape."""
   settings = {'recipe_args.groups': [1, 2], 'recipe_args.rho': [0.1, 0.2]}
   config = make_config('sam')
+  config.batch_size = 16  # Two groups, each over eight devices.
   sweep.sweep(config, str(tmp_path), settings)
   assert trained == [
     ([f'groups={g}-rho={r}' for r in (0.1, 0.2)], ['recipe_args.rho'])
