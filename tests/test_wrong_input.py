@@ -457,15 +457,17 @@ def test_every_field_has_a_rule(dataset):
 @pytest.mark.parametrize('name', [*rules.FIELDS, *rules.ELEMENTS, *rules.TYPES])
 def test_every_field_has_a_type(name):
   """A config of Python code, or of a workdir, may hold anything."""
+  *path, field = name.split('.')
   for value in (None, [[]], {'a': 1}, b'1', 1j):
     config = get_config('digits')
+    part = config[path[0]] if path else config
     with config.ignore_type():
-      config[name] = value
-    if isinstance(config[name], rules.TYPES.get(name, ())):
+      part[field] = value
+    if isinstance(part[field], rules.TYPES.get(name, ())):
       continue
     with pytest.raises(UserError, match=f'config.{name}='):
       config_lib.check(config)
-  del config[name]
+  del part[field]
   with pytest.raises(UserError, match=f'no field {name!r}'):
     config_lib.check(config)
 

@@ -1,0 +1,198 @@
+"""A state split over devices: equal, smaller, and free to move."""
+
+import functools
+
+from conftest import NUM_CLASSES, Setup, TinyNet, make_batch
+import jax
+import numpy as np
+import pytest
+from test_devices import assert_close, compile_step, run
+
+from configs import digits
+from flatmatch_jax import models, program, sharding, train
+from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax.models.vit import VisionTransformer
+from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import Workdir
+
+
+def vit(heads=(), num_classes=NUM_CLASSES):
+  return VisionTransformer(
+    num_classes, patch=4, size=64, depth=1, num_heads=2, heads=heads
+  )
+
+
+def create(name, num_classes, bn_momentum=0.9, heads=(), *_, **__):
+  """A network for runs by `models.create`."""
+  del name, bn_momentum
+  return vit(heads, num_classes)
+
+
+def bytes_of(tree):
+  """Of all that one device has of a tree of arrays."""
+  first = lambda x: x.addressable_shards[0].data.nbytes
+  return sum(map(first, jax.tree.leaves(tree)))
+
+
+@functools.cache
+def trained(network, data, fsdp):
+  """FlatMatch-e after three steps on `data` x `fsdp` devices."""
+  setup = Setup('freematch', 'flatmatch_e', network=network, rho=0.5)
+  mesh = sharding.make_mesh(fsdp, jax.devices()[: data * fsdp])
+  batches = [make_batch(seed, 16, 32) for seed in range(3)]
+  step = compile_step(setup, batches[0], mesh)
+  state, metrics = run(setup, step, mesh, batches)
+  return step, state, metrics
+
+
+def split_leaves(tree):
+  return [x for x in jax.tree.leaves(tree) if not x.is_fully_replicated]
+
+
+def test_split_vit_equals_one_device():
+  _, one, metrics = trained(vit, 1, 1)
+  _, split, other = trained(vit, 2, 4)
+  assert_close((one, metrics), (split, other))
+  for tree in (split.params, split.ema_params, split.opt_state, split.perturb):
+    assert len(split_leaves(tree)) >= 4  # The four matrices of the block.
+
+
+def test_split_convolutions_equal_one_device(monkeypatch):
+  monkeypatch.setattr(sharding, '_LARGE', 256)
+  _, one, metrics = trained(TinyNet, 1, 1)
+  _, split, other = trained(TinyNet, 4, 2)
+  assert_close((one, metrics), (split, other))
+  kernel = split.params['Conv_1']['kernel']
+  assert kernel.sharding.shard_shape(kernel.shape) == (3, 3, 8, 8)
+
+
+def test_split_state_takes_less_memory():
+  whole_step, whole, _ = trained(vit, 8, 1)
+  split_step, split, _ = trained(vit, 2, 4)
+  for part in ('params', 'ema_params', 'opt_state', 'perturb'):
+    # A quarter, and what is too small to be split.
+    share = bytes_of(getattr(split, part)) / bytes_of(getattr(whole, part))
+    assert share < 0.3, part
+  needs = []
+  for step in (whole_step, split_step):
+    memory = step.memory_analysis()
+    needs.append(
+      memory.argument_size_in_bytes
+      + memory.output_size_in_bytes
+      - memory.alias_size_in_bytes
+      + memory.temp_size_in_bytes
+    )
+  saved = bytes_of(whole) - bytes_of(split)
+  assert needs[0] - needs[1] > 0.8 * saved
+
+
+def test_everything_of_the_size_of_a_network_is_split():
+  """Also the teacher of MPL and its momenta, and nothing else."""
+  shapes = jax.eval_shape(Setup('mpl', 'flatmatch_e', network=vit).init)
+  placed = sharding.of_state(sharding.make_mesh(4), shapes)
+  split = lambda tree: sum(
+    not x.is_fully_replicated for x in jax.tree.leaves(tree)
+  )
+  number = split(placed.params)
+  assert number == 4
+  for tree in (placed.ema_params, placed.opt_state, placed.perturb):
+    assert split(tree) == number
+  assert split(placed.method) == 2 * number
+  assert split(placed) == 6 * number
+
+
+@pytest.mark.parametrize(
+  ('shape', 'fsdp', 'part'),
+  [
+    ((64, 192), 4, (64, 48)),
+    ((192, 64), 4, (48, 64)),
+    ((3, 3, 64, 64), 8, (3, 3, 8, 64)),
+    ((130, 64), 4, (130, 16)),  # The largest that is divisible.
+    ((63, 65), 4, (63, 65)),
+    ((4096,), 4, (4096,)),  # A table, or biases.
+    ((63, 64), 8, (63, 64)),  # Too small.
+    ((64, 192), 1, (64, 192)),
+  ],
+)
+def test_leaves_are_split_along_their_largest_dimension(shape, fsdp, part):
+  leaf = jax.ShapeDtypeStruct(shape, 'float32')
+  placed = sharding.of_state(sharding.make_mesh(fsdp), leaf)
+  assert placed.shard_shape(shape) == part
+
+
+def test_axes_divide_the_devices():
+  assert dict(sharding.make_mesh(2).shape) == {'data': 4, 'fsdp': 2}
+  for fsdp in (3, 16):
+    with pytest.raises(UserError, match=f'fsdp={fsdp}.* 8; .*1, 2, 4, 8'):
+      sharding.make_mesh(fsdp)
+
+
+def test_checkpoints_move_to_any_mesh(tmp_path):
+  _, state, _ = trained(vit, 2, 4)
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(3, state, {'class_names': []}, None)
+  checkpoints.close()
+  for fsdp, devices in ((1, 1), (1, 8), (2, 2), (8, 8)):
+    mesh = sharding.make_mesh(fsdp, jax.devices()[:devices])
+    like = sharding.abstract_state(mesh, jax.eval_shape(lambda: state))
+    checkpoints = Checkpoints(tmp_path, read_only=True)
+    restored, _ = checkpoints.restore(like)
+    checkpoints.close()
+    assert jax.tree.map(lambda x: x.sharding, restored) == sharding.of_state(
+      mesh, state
+    )
+    raw = lambda x: jax.device_get(x.replace(rng=jax.random.key_data(x.rng)))
+    jax.tree.map(np.testing.assert_array_equal, raw(state), raw(restored))
+
+
+def test_host_copies_are_noticed():
+  """Or the guard of the next test would prove nothing."""
+  double = jax.jit(lambda x: 2 * x)
+  compiled = double.lower(np.ones(3, np.float32)).compile()
+  with (
+    jax.transfer_guard('disallow'),
+    pytest.raises(Exception, match='Disallowed'),
+  ):
+    compiled(np.ones(3, np.float32))
+
+
+def test_run_moves_to_another_mesh_and_copies_nothing_from_the_host(
+  tmp_path, monkeypatch, stopped_after
+):
+  monkeypatch.setattr(models, 'create', create)
+  compile_and_tell, seen = train.compile_and_tell, []
+
+  def guarded(*args):
+    compiled = compile_and_tell(*args)
+
+    def step(state, given):
+      seen.append(given)
+      with jax.transfer_guard('disallow'):
+        return compiled(state, given)
+
+    return step
+
+  monkeypatch.setattr(train, 'compile_and_tell', guarded)
+  # Without strong views, which take longest to compile.
+  config = digits.get_config('method=pseudo_label+flatmatch_e')
+  config.batch_size, config.unlabeled_batch_size = 8, 16
+  config.steps = 4
+  config.log_every = config.checkpoint_every = 2
+  whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
+  config.mesh.fsdp = 4
+  parts = str(tmp_path / 'parts')
+  stopped_after(3, train.train_and_evaluate, config, parts)
+  config.mesh.fsdp = 2
+  split = train.train_and_evaluate(config, parts)
+  assert_close(whole, split)
+  assert not split_leaves(whole)
+  assert len(split_leaves(split.params)) >= 4
+  # All images on each device, put there once for each start.
+  assert len(seen) == 4 + 3 + 2
+  for given in seen:
+    assert given.images.rows.is_fully_replicated
+    assert len(given.images.sharding.device_set) == 8
+  assert len({id(given.images.rows) for given in seen}) == 3
+  # By a machine whose devices do not share as many.
+  loaded = program.load_run(Workdir(parts)).state
+  assert_close(split, loaded)
