@@ -97,6 +97,7 @@ def run(setup, step, mesh, batches):
     state, metrics = step(
       state, jax.device_put(batch, sharding.over_batch(mesh))
     )
+    jax.block_until_ready(metrics)  # Virtual devices have few threads.
   return state, metrics
 
 
