@@ -16,8 +16,6 @@ import zlib
 
 from absl import logging as absl_logging
 import jax
-from jax.experimental import multihost_utils
-import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -75,14 +73,16 @@ class Checkpoints:
     """
     if which not in ('latest', 'best'):
       raise UserError(f'Unknown checkpoint {which!r}; known: latest, best.')
-    steps = self.steps()
+    # Disks of several machines may show them at different times.
+    steps = distributed.of_the_first(self.steps())
     damaged: dict[int, str] = {}
     for step in reversed(steps) if which == 'latest' else self._best(steps):
       state, notes, reason = self._read(step, like)
       if not reason:
         self._set_aside(self._bad_notes(steps) | damaged, step)
         return state, notes
-      if step not in self.steps():  # A run beside us has gone on.
+      if step not in distributed.of_the_first(self.steps()):
+        # A run beside us has gone on.
         return self.restore(like, which)
       damaged[step] = reason
     if damaged:
@@ -127,13 +127,14 @@ class Checkpoints:
     except (MemoryError, jax.errors.JaxRuntimeError):
       raise
     except Exception as error:  # Whatever tensorstore makes of torn files.
-      reason = ' '.join(str(error).split())[:200].rstrip('.') or repr(error)
+      reason = ' '.join(str(error).split()).split('. See full')[0]
+      reason = reason[:200].rstrip('.') or repr(error)
       if any(words in reason for words in _OTHERS):
         reason = (
           'its arrays are of another network, method or number of classes than '
           'config.json and dataset.json say'
         )
-    if not _everywhere(not reason):
+    if not distributed.everywhere(not reason):
       return None, None, reason or 'another process cannot read it'
     if checksum(state) != notes['checksum']:
       return None, None, 'its checksum is wrong'
@@ -171,8 +172,8 @@ class Checkpoints:
         f'The checkpoint of step {step} is damaged ({reason}) and {fate}; '
         f'that of step {good} is used.'
       )
-    if damaged and not self._read_only:
-      _everywhere(True)  # Nobody goes on before they are away.
+    if not self._read_only:
+      distributed.everywhere(True)  # Nobody goes on before they are away.
 
   def save(
     self, step: int, state: TrainState, notes: dict, error: float | None
@@ -236,13 +237,6 @@ class Checkpoints:
 
 class DamagedError(ValueError):
   """A checkpoint that is not what was saved."""
-
-
-def _everywhere(true: bool) -> bool:
-  """Whether it holds in all processes; each waits here for the others."""
-  if not distributed.several():
-    return true
-  return bool(multihost_utils.process_allgather(np.array(true)).all())
 
 
 def _crc32(notes):

@@ -35,6 +35,11 @@ def connect(
   Without arguments only where a cluster of several processes is found: a TPU
   pod, a step of Slurm, an indexed job of Kubernetes.
   """
+  if seconds < 1:
+    raise UserError(
+      f'--connect_seconds={seconds} must be at least 1: so long the processes '
+      'wait for each other; leave it out for 300.'
+    )
   given = (coordinator, num_processes, process_id)
   arguments: dict = {}
   cluster = ''
@@ -108,6 +113,22 @@ def wait_for_all(where: str) -> None:
   """Returns when all processes have come here; `where` names it, once only."""
   if several():
     client().wait_at_barrier(f'flatmatch_jax/{where}', _DAY)
+
+
+def everywhere(true: bool) -> bool:
+  """Whether it holds in all processes; each waits here for the others."""
+  if not several():
+    return true
+  return bool(multihost_utils.process_allgather(np.array(true)).all())
+
+
+def of_the_first(numbers: list[int]) -> list[int]:
+  """The numbers that process 0 gives, in all processes."""
+  if not several():
+    return numbers
+  count = int(multihost_utils.broadcast_one_to_all(np.array(len(numbers))))
+  given = np.resize(np.array([*numbers, 0], np.int32), count)
+  return multihost_utils.broadcast_one_to_all(given).tolist()
 
 
 @contextlib.contextmanager

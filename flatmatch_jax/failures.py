@@ -14,7 +14,8 @@ import jax
 from flatmatch_jax import cli, distributed, logging
 
 _FAILED = 'flatmatch_jax/failed'  # Of which process, with which exit code, why.
-_LINGER = 5  # Seconds for which the dying wait until all have heard of it.
+_LINGER = 10  # Seconds for which the dying wait until all have heard of it.
+_HEAD_START = 2  # Seconds by which the others end before process 0.
 
 
 @contextlib.contextmanager
@@ -86,4 +87,6 @@ def _watch(ended):
     distributed.client().wait_at_barrier('flatmatch_jax/heard', 1000 * _LINGER)
   sys.stdout.flush()
   sys.stderr.flush()
+  if distributed.is_first():
+    time.sleep(_HEAD_START)  # Without the store JAX aborts the others.
   os._exit(int(code))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -17,8 +18,8 @@ _MAX_JSON = 2**26  # A split of ImageNet takes 2**24 bytes.
 def replacing(path: str | os.PathLike, mode='wb', **options) -> Iterator[Any]:
   """Opens a file that takes the place of `path` when it is complete.
 
-  `mode` and `options` are those of `open`. Whatever goes wrong, the old file
-  stays and nothing else is left.
+  `mode` and `options` are those of `open`. Whatever goes wrong, there is the
+  old file, or the new one whole, and nothing else is left.
   """
   path = pathlib.Path(path)
   temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')
@@ -30,9 +31,24 @@ def replacing(path: str | os.PathLike, mode='wb', **options) -> Iterator[Any]:
       file.flush()
       os.fsync(file.fileno())  # Or the name could be on disk before this.
     temporary.replace(path)
+    sync_folder(path.parent)
   except BaseException:
     temporary.unlink(missing_ok=True)
     raise
+
+
+def sync_folder(path: pathlib.Path) -> None:
+  """Makes names that were given to files in it survive a power cut."""
+  try:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+      os.fsync(folder)
+    finally:
+      os.close(folder)
+  except OSError as error:
+    # Not every file system can, and not every folder can be read.
+    if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
+      raise
 
 
 def read_json(path: pathlib.Path) -> Any:

@@ -25,7 +25,10 @@ FREE = (
   'compilation_cache',
   'max_skipped',
   'mesh.fsdp',
+  'profile_steps',
 )
+# Fields that were added later, as the runs of before had them.
+_ADDED = {'profile_steps': 0}
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 
@@ -115,8 +118,10 @@ class Workdir:
     new = [p for p in (self.path, *self.path.parents) if not p.exists()]
     with writing(path):
       self.path.mkdir(parents=True, exist_ok=True)
-      file = path.open('a+')
-    with file:
+      # A link in a folder of others could lead to any file of ours.
+      flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+      descriptor = os.open(path, flags, 0o666)
+    with os.fdopen(descriptor, 'a+') as file:
       self._take(file)
       with writing(path):
         file.truncate(0)
@@ -147,7 +152,8 @@ class Workdir:
 
   def config(self) -> ml_collections.ConfigDict:
     try:
-      return ml_collections.ConfigDict(self.read('config.json'))
+      read = self.read('config.json')
+      return ml_collections.ConfigDict(read | (_ADDED | read))
     except UserError:
       raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -224,6 +230,17 @@ class Workdir:
     path = self.path / 'metrics.jsonl'
     with writing(path), path.open('a') as file:
       file.write(json.dumps(row) + '\n')
+
+  def sync_metrics(self) -> None:
+    """To be called before a checkpoint: a power cut must not leave gaps.
+
+    What comes after the checkpoint is computed again.
+    """
+    if not distributed.is_first():
+      return
+    path = self.path / 'metrics.jsonl'
+    with writing(path), path.open('a') as file:
+      os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

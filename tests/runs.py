@@ -51,8 +51,8 @@ def environment(folder, tensorflow=False):
   }
 
 
-def command(workdir, *args, config=CONFIG):
-  return [str(ROOT / 'main.py'), config, *TINY, f'--workdir={workdir}', *args]
+def command(workdir, *more, config=CONFIG, main=ROOT / 'main.py', args=()):
+  return [str(main), config, *TINY, f'--workdir={workdir}', *args, *more]
 
 
 def start(folder, args, **options):

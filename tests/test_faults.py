@@ -3,6 +3,11 @@
 import signal
 
 import faults
+import faults_disks
+import faults_files
+import faults_others
+import faults_signals
+import lab as lab_lib
 import pytest
 import runs
 
@@ -12,7 +17,7 @@ from flatmatch_jax import logging
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
   finished, _ = runs.finished_run(tmp_path_factory)
-  return faults.Lab(tmp_path_factory.getbasetemp(), finished, seed=0)
+  return lab_lib.Lab(tmp_path_factory.getbasetemp(), finished, seed=0)
 
 
 def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
@@ -21,30 +26,30 @@ def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
   assert list((workdir / 'checkpoints').glob('*tmp*'))
   runs.go_on(killed, signal.SIGKILL)
   assert runs.saved_steps(workdir) == []
-  faults.ask_to_stop(lab, workdir, signal.SIGTERM, 'compile')
+  faults_signals.ask_to_stop(lab, workdir, signal.SIGTERM, 'compile')
   assert runs.saved_steps(workdir) == [1]
-  faults.ask_to_stop(lab, workdir, signal.SIGINT, 'write', 5)
+  faults_signals.ask_to_stop(lab, workdir, signal.SIGINT, 'write', 5)
 
   full = lab.hurt(workdir, 'disk', 20000)
   previous, latest = runs.saved_steps(workdir)
-  faults.assert_full(workdir, full, latest)
+  faults_disks.assert_full(workdir, full, latest)
 
   checkpoint = workdir / 'checkpoints' / str(latest)
-  faults.truncate(lab.random('truncate'), checkpoint / 'notes')
+  faults_files.truncate(lab.random('truncate'), checkpoint / 'notes')
   first = lab.stop(workdir, 'step', 1)
   before = runs.hashes(workdir)
   second = lab.run(workdir)
-  faults.assert_refused(second, f'in use by process {first.pid} on ')
+  lab_lib.assert_refused(second, f'in use by process {first.pid} on ')
   assert runs.hashes(workdir) == before
   _, said = runs.go_on(first, signal.SIGKILL)
   assert f'The checkpoint of step {latest} is damaged' in said
   assert f'Going on from step {previous} of' in said
 
-  faults.clock_jump(lab, workdir, -2 * faults.DAY)
+  faults_others.clock_jump(lab, workdir, -2 * faults_others.DAY)
 
 
 def test_folder_that_cannot_be_written_is_refused_before_any_work(lab):
-  faults.assert_refused(lab.run('/proc/run'), 'Cannot write /proc/run')
+  lab_lib.assert_refused(lab.run('/proc/run'), 'Cannot write /proc/run')
 
 
 def test_bar_does_not_follow_a_clock_that_is_set(monkeypatch, capsys):
@@ -53,8 +58,25 @@ def test_bar_does_not_follow_a_clock_that_is_set(monkeypatch, capsys):
   monkeypatch.setattr('sys.stderr.isatty', lambda: True)
   monkeypatch.setattr(logging, '_tensorboard_writers', lambda workdirs: [])
   progress = logging.Progress([], 0, 10, images=1)
-  for jump in (-faults.DAY, 1000 * faults.DAY):
+  for jump in (-faults_others.DAY, 1000 * faults_others.DAY):
     now[0] += jump
     progress.step()
-    assert 0 <= progress._bar.format_dict['elapsed'] < faults.DAY
+    assert 0 <= progress._bar.format_dict['elapsed'] < faults_others.DAY
   progress.close()
+
+
+def test_fault_that_cannot_be_made_here_is_not_passed_over(monkeypatch, capsys):
+  monkeypatch.delenv('FAULTS_MAY_MOUNT', raising=False)
+  row, kept = faults.attempt(None, 'full disk', faults_disks.full_disk)
+  assert row.startswith('| full disk | 0 | not tried: mounting ')
+  assert kept
+  assert row in capsys.readouterr().err
+
+
+def test_fault_that_loses_something_is_told(capsys):
+  def fault(lab):
+    assert lab, 'step 3 is gone'
+
+  row, kept = faults.attempt(None, 'clock', fault)
+  assert (row, kept) == ('| clock | – | LOST: see above |', False)
+  assert 'step 3 is gone' in capsys.readouterr().err

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import processes
 import pytest
+import runs
 import test_records
 import tiny_main
 
@@ -157,19 +158,114 @@ def test_run_goes_from_one_to_four_to_two_processes(
 def test_killed_process_ends_the_other_and_nothing_is_lost(
   env, two, tmp_path, monkeypatch
 ):
+  """Not even where the last checkpoint is torn as well."""
   workdir = tmp_path / 'run'
-  kill = lambda w: signalled(w, 5, 'SIGKILL', number=1)
+  kill = lambda w: signalled(w, 8, 'SIGKILL', number=1)
   first, _ = train(2, workdir, env, [1, -9], kill)
   assert 'error: lost another process' in first.output
   assert 'goes on from the last checkpoint' in first.output
   assert 'Traceback' not in first.output
+  *_, previous, latest = runs.saved_steps(workdir)
+  arrays = (workdir / 'checkpoints' / str(latest)).glob('state/**/d/*')
+  for path in arrays:
+    path.write_bytes(path.read_bytes()[:-1])
   first, _ = train(2, workdir, env)
-  assert 'Going on from step' in first.output
+  assert f'The checkpoint of step {latest} is damaged (' in first.output
+  assert f'Going on from step {previous} ' in first.output
+  assert os.listdir(workdir / 'damaged') == [str(latest)]
   # Bit for bit: also the sums over processes have an order.
   for name in ('metrics.jsonl', 'fixed.json', 'split.json'):
     assert (workdir / name).read_bytes() == (two[0] / name).read_bytes()
   states = [state_of(w, monkeypatch) for w in (workdir, two[0])]
   jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+RESTORE = """
+import pathlib
+import shutil
+import sys
+
+import jax
+import numpy as np
+
+from flatmatch_jax import distributed, sharding
+from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax.types import UserError
+
+folder, *told = sys.argv[1:]
+told = dict(flag.lstrip('-').split('=') for flag in told)
+distributed.connect(
+  told['coordinator'], int(told['num_processes']), int(told['process_id'])
+)
+folder, mesh = pathlib.Path(folder), sharding.make_mesh()
+over_batch = sharding.over_batch(mesh)
+whole = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
+make = lambda step: np.random.default_rng(step).normal(size=(2, 3000))
+place = lambda step: {'x': sharding.place(make(step), over_batch)}
+sound = Checkpoints(folder / 'sound')
+for step in (1, 2, 3):
+  sound.save(step, place(step), {}, 4.0 - step)
+sound.close()
+
+
+def tear(*paths):
+  for path in paths:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def hide(directory):
+  if not distributed.is_first():  # As a disk that is slow to show names.
+    Checkpoints.steps = lambda self: [2]
+
+
+notes = lambda d, step: d / str(step) / 'notes' / 'metadata'
+HURTS = {
+  'nothing': lambda d: None,
+  'notes': lambda d: tear(notes(d, 3)),
+  'older notes': lambda d: tear(notes(d, 2)),
+  'rows of process 1': lambda d: tear(
+    *d.glob('3/state/ocdbt.process_1/d/*')
+  ),
+  'all': lambda d: tear(*(notes(d, step) for step in (2, 3))),
+  'not shown': hide,
+}
+for name, hurt in HURTS.items():
+  d = folder / name / 'checkpoints'
+  if distributed.is_first():
+    shutil.copytree(folder / 'sound', d)
+  if distributed.is_first() or hurt is hide:
+    hurt(d)
+  distributed.wait_for_all(name)
+  try:
+    state, _ = Checkpoints(d).restore(place(0))
+    x = np.asarray(whole(state['x']))
+    same = [np.array_equal(x, make(s).astype(x.dtype)) for s in range(4)]
+    step = same.index(True)
+  except UserError as error:
+    step = 'none' if 'only damaged' in str(error) else error
+  aside = sorted(path.name for path in d.parent.glob('damaged/*'))
+  distributed.wait_for_all(f'{name}, seen')
+  print(f'{name}: {step}, aside {aside}', flush=True)
+"""
+
+
+def test_all_processes_agree_on_the_checkpoint_that_is_whole(env, tmp_path):
+  """Also where only one of them reads what is torn."""
+  ended = processes.run(2, ['-c', RESTORE, str(tmp_path)], env)
+  first, second = (process.output for process in ended)
+  found = [
+    'nothing: 3, aside []',
+    "notes: 2, aside ['3']",
+    "older notes: 3, aside ['2']",
+    "rows of process 1: 2, aside ['3']",
+    'all: none, aside []',
+    'not shown: 3, aside []',
+  ]
+  for output in (first, second):
+    lines = [line for line in output.splitlines() if ', aside ' in line]
+    assert lines == found, output
+  assert first.count(' is damaged (') == 3
+  assert 'is damaged' not in second
 
 
 def test_error_of_one_process_ends_all(env, tmp_path):
@@ -227,6 +323,12 @@ def test_lonely_process_says_whom_it_waited_for(env, tmp_path):
 def test_wrong_flags_are_named(flags, complaint):
   with pytest.raises(UserError, match=re.escape(complaint)):
     distributed.connect(*flags)
+
+
+@pytest.mark.parametrize('seconds', [0, -3])
+def test_processes_must_wait_for_each_other(seconds):
+  with pytest.raises(UserError, match=f'--connect_seconds={seconds} must be'):
+    distributed.connect(seconds=seconds)
 
 
 def test_port_in_use_is_named():

@@ -10,6 +10,7 @@ import pytest
 
 from flatmatch_jax import distributed, files, logging, plots, predict
 from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import Workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted(
@@ -136,7 +137,7 @@ def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
   )
   with files.replacing(path) as file:
     file.write(b'third')
-  assert order == ['on disk', 'named']
+  assert order == ['on disk', 'named', 'on disk']  # The folder too.
   assert path.read_text() == 'third'
 
 
@@ -150,6 +151,20 @@ def test_a_link_in_the_way_is_not_followed(tmp_path):
   assert other.read_text() == 'of somebody'
   assert path.read_text() == 'mine'
   assert not path.is_symlink()
+
+
+def test_the_lock_does_not_follow_a_link(tmp_path):
+  """It is emptied and written by whoever trains in the folder."""
+  other = tmp_path / 'other'
+  other.write_text('of somebody')
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / '.lock').symlink_to(other)
+  with (
+    pytest.raises(UserError, match=r'Cannot write .*\.lock'),
+    Workdir(str(tmp_path / 'run')).lock(),
+  ):
+    pass
+  assert other.read_text() == 'of somebody'
 
 
 def test_figures_are_whole_or_the_old_ones(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ def test_content_is_on_disk_before_the_name(files, monkeypatch):
   monkeypatch.setattr(os, 'fsync', noted_fsync)
   monkeypatch.setattr(pathlib.Path, 'replace', noted_replace)
   files.write('result.json', {})
-  assert happened == ['fsync', 'replace']
+  assert happened == ['fsync', 'replace', 'fsync']  # The folder too.
 
 
 def test_metrics_of_a_new_run_are_empty(files):
