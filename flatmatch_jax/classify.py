@@ -11,22 +11,25 @@ from flatmatch_jax.data import augment
 
 
 def make_classifier(model, mean, std, batch_size: int, mesh):
-  """Returns `classify(weights, batch_stats, images)`.
+  """Returns `classify(weights, batch_stats, images, keep)`.
 
   For each of `weights`, which are trees of parameters, it gives probabilities
-  [N, K]; images that are decoded as they are asked for are so once for all.
-  Images are uint8 and enter as they are, in batches of one size, each spread
-  over all devices: the last one is filled up, and its filling cut off again, so
-  each image counts once. Every process has all images and gets all the
-  probabilities, but decodes and classifies only its own rows.
+  [N, K], or what `keep` makes of the rows [n, K] of a batch: of a million
+  images and a thousand classes all of them are gigabytes. Images that are
+  decoded as they are asked for are so once for all. They are uint8 and enter as
+  they are, in batches of one size, each spread over all devices: the last one
+  is filled up, and its filling cut off again, so each image counts once. Every
+  process has all images and gets all the probabilities, but decodes and
+  classifies only its own rows.
   """
   devices = mesh.size
   batch_size = -(-batch_size // devices) * devices
   over_batch = sharding.over_batch(mesh)
+  gather = sharding.make_gather(mesh)
 
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def probabilities(params, batch_stats, images):
-    variables = {'params': params, 'batch_stats': batch_stats}
+    variables = {'params': gather(params), 'batch_stats': batch_stats}
     images = augment.normalize(images, mean, std)
     return jax.nn.softmax(model.apply(variables, images, train=False).logits)
 
@@ -49,15 +52,23 @@ def make_classifier(model, mean, std, batch_size: int, mesh):
       batch = _filled(batch, len(local))
       yield sharding.from_local_rows(batch, over_batch)
 
-  def classify(weights, batch_stats, images):
+  def classify(weights, batch_stats, images, keep=np.asarray):
     rows: list[list] = [[] for _ in weights]
     for batch in batches(images):
       for row, params in zip(rows, weights, strict=True):
         # Taken off the device at once: for ImageNet they are gigabytes.
-        row.append(np.asarray(probabilities(params, batch_stats, batch)))
+        found = np.asarray(probabilities(params, batch_stats, batch))
+        row.append(keep(found))
     return [np.concatenate(row)[: len(images)] for row in rows]
 
   return classify
+
+
+def surest(probabilities):
+  """The largest of each row [n, K] and its class, as [n, 2] of one type."""
+  confidence, guess = probabilities.max(-1), probabilities.argmax(-1)
+  # Exact: classes are fewer than 2^24.
+  return np.stack([confidence, guess.astype(confidence.dtype)], -1)
 
 
 def _filled(batch, size):

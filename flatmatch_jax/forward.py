@@ -32,7 +32,9 @@ def populations(names: list[str], layout: str) -> list[list[str]]:
   return [group for group in (clean, strong) if group]
 
 
-def make_forward(model, layout: str, microbatches: int = 1) -> Forward:
+def make_forward(
+  model, layout: str, microbatches: int = 1, gather=lambda params: params
+) -> Forward:
   """Returns `forward(params, batch_stats, views, rng) -> (outputs, stats)`.
 
   The new running statistics are those of the population that holds the weak
@@ -44,6 +46,8 @@ def make_forward(model, layout: str, microbatches: int = 1) -> Forward:
   and again in the backward pass: memory is that of one part, and losses still
   see all outputs, so every method and recipe stays what it was. BatchNorm then
   normalizes each part by itself.
+
+  `gather` is that of the mesh, where parameters are split over devices.
   """
 
   def apply(params, batch_stats, views, rng):
@@ -78,6 +82,7 @@ def make_forward(model, layout: str, microbatches: int = 1) -> Forward:
   def forward(params, batch_stats, views, rng=None):
     outputs: Outputs = {}
     new_stats = None
+    params = gather(params)  # Once for all populations.
     for number, names in enumerate(populations(list(views), layout)):
       key = None if rng is None else jax.random.fold_in(rng, number)
       group = [views[name] for name in names]

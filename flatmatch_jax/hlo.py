@@ -35,6 +35,7 @@ class Collective(NamedTuple):
   # count.
   times: int
   operation: str  # The name of the operation in JAX that asked for it.
+  arrays: tuple[int, ...]  # The bytes of each array.
 
 
 def collectives(text: str) -> list[Collective]:
@@ -54,10 +55,16 @@ def collectives(text: str) -> list[Collective]:
       given = operands(rest)
       if kind != operation:  # The first part has the arrays.
         given = operands(lines[given[0]][3])
-      size = max(_size(shape), sum(_size(lines[name][1]) for name in given))
+      arrays = max(
+        _sizes(shape),
+        _sizes(' '.join(lines[name][1] for name in given)),
+        key=sum,
+      )
       source = re.search(r'op_name="([^"]*)"', rest)
       found.append(
-        Collective(kind, size, times(body), source[1] if source else '')
+        Collective(
+          kind, sum(arrays), times(body), source[1] if source else '', arrays
+        )
       )
   return found
 
@@ -97,9 +104,9 @@ def operands(rest):
   raise ValueError(f'No end of the operands in {rest!r}.')
 
 
-def _size(shape):
-  """Bytes of an array, or of all those of a tuple."""
-  return sum(
+def _sizes(shape):
+  """Bytes of an array, or of each in a tuple."""
+  return tuple(
     math.prod(int(d) for d in re.findall(r'\d+', dimensions)) * bits(kind) // 8
     for kind, dimensions in re.findall(r'([a-z]\w*)\[([^\]]*)\]', shape)
   )

@@ -48,8 +48,12 @@ def create(
   info: DatasetInfo,
   image_shape,
   make_forward=forward.make_forward,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Program:
-  """Builds model, method, recipe and optimizer."""
+  """Builds model, method, recipe and optimizer.
+
+  `mesh` is that of a state which may be split; without one it is not.
+  """
   method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
   schedule = optimizer.cosine_schedule(
@@ -73,7 +77,10 @@ def create(
     config.remat,
   )
   run_network: forward.Forward = make_forward(
-    model, config.batch_norm, config.microbatches
+    model,
+    config.batch_norm,
+    config.microbatches,
+    sharding.make_gather(mesh),
   )
   make_step = functools.partial(
     train_step.make_train_step,

@@ -2,7 +2,7 @@
 
 A batch is split over all devices. The state is the same on all of them or, for
 large networks, split over the second axis: each device keeps a share of every
-large leaf, and sees the others' when it needs them. Arrays are global, so a
+large leaf, and gathers the others' for the network. Arrays are global, so a
 mean over the batch is the mean over all devices, and BatchNorm statistics, the
 perturbation and all else do not depend on their number.
 """
@@ -74,6 +74,29 @@ def abstract_state(mesh: Mesh, shapes):
     shapes,
     of_state(mesh, shapes),
   )
+
+
+def make_gather(mesh: Mesh | None):
+  """Returns `gather(params)`: parameters as a network is to see them, whole.
+
+  A state is split between its uses only. From split weights XLA would compute
+  parts of a layer where they are, and send activations, which grow with the
+  batch. Gradients are split again, so that each device has its share of them:
+  by itself a constraint asks for gradients like its values, whole.
+  """
+  if mesh is None or mesh.shape.get('fsdp', 1) == 1:
+    return lambda params: params
+  constrain = jax.lax.with_sharding_constraint
+
+  @jax.custom_vjp
+  def gather(params):
+    return constrain(params, replicated(mesh))
+
+  def split(_, grads):
+    return (constrain(grads, of_state(mesh, grads)),)
+
+  gather.defvjp(lambda params: (gather(params), None), split)
+  return gather
 
 
 def place(array, sharding: Sharding) -> jax.Array:

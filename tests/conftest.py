@@ -6,10 +6,12 @@ import os
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
 # Compiling is most of the tests' time: four times less without LLVM's passes,
-# and three times less again by the older emitters of fusions.
+# and three times less again by the older emitters of fusions. Eight devices on
+# two busy cores may wait long for each other; after 40 s XLA aborts.
 os.environ.setdefault(
   'XLA_FLAGS',
-  '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false',
+  '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false '
+  '--xla_cpu_collective_call_terminate_timeout_seconds=1200',
 )
 
 import flax.linen as nn
@@ -17,7 +19,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flatmatch_jax import logging, methods, optimizer, train_step
+from flatmatch_jax import (
+  logging,
+  methods,
+  models,
+  optimizer,
+  sharding,
+  train_step,
+)
 from flatmatch_jax.forward import make_forward
 from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
@@ -57,6 +66,7 @@ class Setup:
     layout='split',
     network=TinyNet,
     microbatches=1,
+    mesh=None,
     **recipe_args,
   ):
     self.tx = optimizer.sgd(optimizer.cosine_schedule(0.03, STEPS), 5e-4)
@@ -67,7 +77,9 @@ class Setup:
     self.recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
     factory = self.recipe.perturb
     self.perturb = factory and factory(**recipe_args)
-    self.forward = make_forward(self.model, layout, microbatches)
+    self.forward = make_forward(
+      self.model, layout, microbatches, sharding.make_gather(mesh)
+    )
     self.step = train_step.make_train_step(
       self.forward, self.method, self.tx, self.recipe, self.perturb
     )
@@ -136,11 +148,37 @@ def stopped_after(monkeypatch):
   return run
 
 
+@pytest.fixture(scope='module')
+def tiny_network():
+  """Every config's model is the tiny network, and TensorFlow is not loaded."""
+
+  def tiny(name, num_classes, bn_momentum=0.9, heads=(), dtype='', remat=False):
+    del name, bn_momentum, dtype, remat
+    return TinyNet(num_classes, heads)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(models, 'create', tiny)
+    patch.setattr(
+      logging, '_tensorboard_writers', lambda workdirs: [None] * len(workdirs)
+    )
+    yield
+
+
+@pytest.fixture(scope='module')
+def compiled(tmp_path_factory):
+  """Programs are compiled once for all tests of a file."""
+  yield from _keep_programs(tmp_path_factory.mktemp('compiled'))
+
+
 @pytest.fixture
 def compiled_once(tmp_path):
   """Programs are compiled for the first of several runs only."""
+  yield from _keep_programs(tmp_path / 'compiled')
+
+
+def _keep_programs(folder):
   names = {
-    'jax_compilation_cache_dir': str(tmp_path / 'compiled'),
+    'jax_compilation_cache_dir': str(folder),
     'jax_persistent_cache_min_compile_time_secs': 0,
   }
   before = {name: getattr(jax.config, name) for name in names}

@@ -67,3 +67,21 @@ def test_calibration_error_averages_within_a_bin():
   assert calibrated['calibration_error'] == pytest.approx(0.0)
   sure = classify.report(np.tile([1.0, 0.0], (4, 1)), [0, 0, 0, 1])
   assert sure['calibration_error'] == pytest.approx(25.0)
+
+
+def test_of_each_batch_only_what_is_asked_for_is_kept():
+  images = np.random.RandomState(1).randint(0, 256, (10, 3, 3, 3), np.uint8)
+  run = classify.make_classifier(
+    Mean(), (0.0,) * 3, (1.0,) * 3, 8, sharding.make_mesh()
+  )
+  (whole,) = run((5.0,), {}, images)
+  sizes = []
+
+  def keep(rows):
+    sizes.append(rows.shape)
+    return classify.surest(rows)
+
+  (found,) = run((5.0,), {}, images, keep)
+  assert sizes == [(8, 3), (8, 3)]
+  np.testing.assert_array_equal(found[:, 0], whole.max(-1))
+  np.testing.assert_array_equal(found[:, 1], whole.argmax(-1))

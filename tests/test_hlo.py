@@ -80,6 +80,7 @@ def test_kinds_bytes_and_turns_of_a_program_by_hand():
     # What is reduced, not the eighth that is left of it.
     ('reduce-scatter', 128 * 8 * 4, 1),
   ]
+  assert [c.arrays for c in found if len(c.arrays) > 1] == [(512, 20, 24)]
   assert {c.operation for c in found} == {'', 'jit(step)/dot'}
   assert hlo.totals(found) == {
     'all-reduce': (2, 556 + 40),
@@ -106,7 +107,7 @@ def test_kinds_bytes_and_turns_of_a_program_by_hand():
   ],
 )
 def test_size_of_elements(kind, size):
-  assert hlo._size(f'({kind}{{0:T(8,128)}}, u32[])') == size + 4
+  assert hlo._sizes(f'({kind}{{0:T(8,128)}}, u32[])') == (size, 4)
 
 
 def test_collectives_of_a_program_by_xla():

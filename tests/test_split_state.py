@@ -1,15 +1,17 @@
 """A state split over devices: equal, smaller, and free to move."""
 
+from collections import Counter
 import functools
 
 from conftest import NUM_CLASSES, Setup, TinyNet, make_batch
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_devices import assert_close, compile_step, run
 
 from configs import digits
-from flatmatch_jax import models, program, sharding, train
+from flatmatch_jax import classify, hlo, models, program, sharding, train
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.types import UserError
@@ -37,8 +39,8 @@ def bytes_of(tree):
 @functools.cache
 def trained(network, data, fsdp):
   """FlatMatch-e after three steps on `data` x `fsdp` devices."""
-  setup = Setup('freematch', 'flatmatch_e', network=network, rho=0.5)
   mesh = sharding.make_mesh(fsdp, jax.devices()[: data * fsdp])
+  setup = Setup('freematch', 'flatmatch_e', network=network, mesh=mesh, rho=0.5)
   batches = [make_batch(seed, 16, 32) for seed in range(3)]
   step = compile_step(setup, batches[0], mesh)
   state, metrics = run(setup, step, mesh, batches)
@@ -51,10 +53,14 @@ def split_leaves(tree):
 
 def test_split_vit_equals_one_device():
   _, one, metrics = trained(vit, 1, 1)
-  _, split, other = trained(vit, 2, 4)
+  step, split, other = trained(vit, 2, 4)
   assert_close((one, metrics), (split, other))
   for tree in (split.params, split.ema_params, split.opt_state, split.perturb):
     assert len(split_leaves(tree)) >= 4  # The four matrices of the block.
+  # θ and θ + ε; M by itself is not gathered.
+  sent = hlo.totals(hlo.collectives(step.as_text()))
+  size = sum(x.nbytes for x in split_leaves(split.params))
+  assert sent['all-gather'] == (2 * 4, 2 * size)
 
 
 def test_split_convolutions_equal_one_device(monkeypatch):
@@ -84,6 +90,92 @@ def test_split_state_takes_less_memory():
     )
   saved = bytes_of(whole) - bytes_of(split)
   assert needs[0] - needs[1] > 0.8 * saved
+
+
+@pytest.mark.parametrize(
+  ('method', 'recipe', 'gathered'),
+  [
+    ('fixmatch', 'plain', 1),
+    ('freematch', 'flatmatch', 2),  # θ, and θ + ε; ε by itself is not.
+    ('mean_teacher', 'plain', 2),  # The teacher.
+  ],
+)
+def test_weights_are_gathered_and_no_activations(method, recipe, gathered):
+  """With one image of each view on a device, where XLA prefers the latter."""
+  mesh = sharding.make_mesh(8)
+  setup = Setup(method, recipe, network=vit, mesh=mesh)
+  batch = make_batch(0, 8, 8, setup.method.views)
+  params = jax.eval_shape(setup.init).params
+  compiled = compile_step(setup, batch, mesh)
+  sent: dict[str, Counter] = {}
+  for c in hlo.collectives(compiled.as_text()):
+    sent.setdefault(c.kind, Counter()).update(c.times * c.arrays)
+  size = lambda leaf: 4 * leaf.size
+  leaves = jax.tree.leaves(params)
+  split = [
+    size(leaf)
+    for leaf in leaves
+    if not sharding.of_state(mesh, leaf).is_fully_replicated
+  ]
+  assert len(split) == 4  # The matrices of the block.
+  assert sent.pop('all-gather') == Counter(gathered * split)
+  # Gradients of both trained views, and sums of at most [K].
+  reduced = sent.pop('all-reduce') + sent.pop('reduce-scatter', Counter())
+  small = 4 * NUM_CLASSES
+  assert Counter({k: n for k, n in reduced.items() if k > small}) == Counter(
+    k for k in 2 * list(map(size, leaves)) if k > small
+  )
+  assert not sent
+
+
+def test_gradients_leave_the_network_split():
+  """Whatever they are for; XLA would sum them whole, and leave them so."""
+  mesh = sharding.make_mesh(8)
+  gather = sharding.make_gather(mesh)
+  shapes = {'kernel': (64, 64), 'bias': (64,)}
+  params = sharding.abstract_state(
+    mesh, {k: jax.ShapeDtypeStruct(v, 'float32') for k, v in shapes.items()}
+  )
+
+  def loss(params, x):
+    whole = gather(params)
+    return jnp.sum((x @ whole['kernel'] + whole['bias']) ** 2)
+
+  rows = sharding.over_batch(mesh)
+  x = jax.ShapeDtypeStruct((8, 64), 'float32', sharding=rows)
+  compiled = jax.jit(jax.grad(loss)).lower(params, x).compile()
+  part = lambda name, at: at.shard_shape(shapes[name])
+  placed = compiled.output_shardings
+  assert part('kernel', placed['kernel']) == (8, 64)
+  assert part('bias', placed['bias']) == (64,)
+
+
+def test_classifier_gathers_weights_and_no_activations(monkeypatch):
+  """One image on each device, and at the end all probabilities on all."""
+  mesh = sharding.make_mesh(8)
+  jitted, jit = {}, jax.jit
+
+  def noted(function, **options):
+    jitted[function.__name__] = jit(function, **options)
+    return jitted[function.__name__]
+
+  with monkeypatch.context() as patch:
+    patch.setattr(jax, 'jit', noted)
+    classify.make_classifier(vit(), (0.0,), (1.0,), 8, mesh)
+  images = jax.ShapeDtypeStruct(
+    (8, 8, 8, 1), 'uint8', sharding=sharding.over_batch(mesh)
+  )
+  shapes = jax.eval_shape(Setup('fixmatch', network=vit).init)
+  params = sharding.abstract_state(mesh, shapes.params)
+  lowered = jitted['probabilities'].lower(params, {}, images)
+  found = hlo.collectives(lowered.compile().as_text())
+  assert {c.kind for c in found} == {'all-gather'}
+  leaves = jax.tree.leaves(params)
+  split = [x for x in leaves if not x.sharding.is_fully_replicated]
+  assert len(split) == 4
+  assert Counter(size for c in found for size in c.times * c.arrays) == Counter(
+    [4 * leaf.size for leaf in split] + [8 * NUM_CLASSES * 4]
+  )
 
 
 def test_everything_of_the_size_of_a_network_is_split():
