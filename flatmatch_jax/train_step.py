@@ -17,7 +17,14 @@ from flatmatch_jax.losses import cross_entropy
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.perturb import Perturbation
 from flatmatch_jax.recipes import RECIPES, Recipe
-from flatmatch_jax.types import Losses, Outputs, PyTree, Skipped, TrainState
+from flatmatch_jax.types import (
+  Entries,
+  Losses,
+  Outputs,
+  PyTree,
+  Skipped,
+  TrainState,
+)
 
 _SHOWN_CLASSES = 100  # In a histogram at every interval.
 
@@ -227,10 +234,14 @@ def _unless_finite_keep(before, after, metrics):
   looked_at = [metrics[name] for name in MUST_BE_FINITE if name in metrics]
   looked_at += jax.tree.leaves((after.batch_stats, after.method, after.perturb))
   finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in looked_at]))
+  is_table = lambda x: isinstance(x, Entries)
   state = jax.tree.map(
-    lambda new, old: jnp.where(finite, new, old),
+    lambda new, old: (
+      new.entered(finite) if is_table(new) else jnp.where(finite, new, old)
+    ),
     after.replace(rng=()),
     before.replace(rng=()),
+    is_leaf=is_table,
   )
   broken = 1 - finite.astype(jnp.int32)
   return state.replace(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 PyTree = Any
 
@@ -48,6 +49,22 @@ class PseudoLabels(NamedTuple):
 
   label: jax.Array  # [U]
   weight: jax.Array  # [U] float, 0 to 1.
+
+
+class Entries(NamedTuple):
+  """A table and what a step, if it is kept, enters: a leaf of a method's state.
+
+  Over all examples a table is too large to be copied at every step.
+  """
+
+  table: jax.Array  # [N]
+  rows: jax.Array  # [U], N where nothing is entered.
+  value: jax.Array  # [U]
+
+  def entered(self, kept: jax.Array | bool) -> jax.Array:
+    """The table with the entries, or without where they are not `kept`."""
+    rows = jnp.where(kept, self.rows, len(self.table))
+    return self.table.at[rows].set(self.value, mode='drop')
 
 
 class DatasetInfo(NamedTuple):

@@ -244,3 +244,15 @@ def test_read_refuses_a_large_file(tmp_path, monkeypatch):
   path.write_text('0\n' * 51)
   with pytest.raises(ValueError, match='larger than 100 bytes'):
     splits.read(path, LABELS, 10)
+
+
+def test_the_surest_guesses_are_taken_from_images_without_labels():
+  confidence = np.array([0.9, 0.5, 0.8, 0.8, 0.7, 0.8], np.float32)
+  guess = np.array([0, 1, 2, 1, 0, 2], np.float32)
+  truth = np.array([0, 1, 2, 2, -1, 2], np.int32)
+  chosen = splits.most_confident(confidence, guess, np.array([0]), 2, truth)
+  assert chosen['index'] == [2, 3]  # Not 0, and of equals the first.
+  assert chosen['label'] == [2, 1]
+  assert chosen['confidence'] == pytest.approx([0.8, 0.8])
+  assert chosen['accuracy'] == 50.0
+  assert confidence[0] == np.float32(0.9)

@@ -33,7 +33,10 @@ def load(data_dir: str | os.PathLike | None) -> Dataset:
     with np.load(path, allow_pickle=False) as file:
       dataset = _dataset({name: file[name] for name in file.files})
   except weight_files.BROKEN as e:
-    raise UserError(f'{path} cannot be used: {str(e).rstrip(".")}.') from e
+    raise UserError(
+      f'{path} cannot be used: {str(e).rstrip(".")}. Write it anew, or '
+      'put back a copy; docs/own_images.md says what it must hold.'
+    ) from e
   return dataset
 
 

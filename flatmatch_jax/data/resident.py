@@ -107,16 +107,18 @@ def make_sampler(
       return tree
     return jax.lax.with_sharding_constraint(tree, sharding)
 
-  def labeled_batch(rng, data, indices, labels):
+  def labeled_batch(rng, data, indices, labels=None):
+    """Of `indices`, with their `labels` or, without, those of the data."""
     index_rng, weak_rng = jax.random.split(rng)
     choice = jax.random.randint(index_rng, (batch_size,), 0, len(indices))
-    images = constrain(data.images[indices[choice]])
-    return {'weak': view('weak', weak_rng, images), 'label': labels[choice]}
+    index = indices[choice]
+    label = data.labels[index] if labels is None else labels[choice]
+    images = constrain(data.images[index])
+    return {'weak': view('weak', weak_rng, images), 'label': label}
 
   def sample(data: Resident, rng) -> Batch:
     labeled_rng, unlabeled_rng, view_rng, fixed_rng = jax.random.split(rng, 4)
-    labels = data.labels[data.labeled]
-    labeled = labeled_batch(labeled_rng, data, data.labeled, labels)
+    labeled = labeled_batch(labeled_rng, data, data.labeled)
     fixed = None
     if data.fixed is not None:
       fixed = labeled_batch(fixed_rng, data, data.fixed, data.fixed_labels)

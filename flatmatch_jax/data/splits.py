@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 from typing import Any, NamedTuple
+import zlib
 
 import numpy as np
 
@@ -262,7 +263,8 @@ def read(
 
 
 def most_confident(
-  probabilities: np.ndarray,
+  confidence: np.ndarray,
+  guess: np.ndarray,
   labeled: np.ndarray,
   number: int,
   labels: np.ndarray,
@@ -270,29 +272,55 @@ def most_confident(
   """The `number` surest guesses among the images that are not labeled.
 
   Args:
-    probabilities: [N, K] of all training images.
+    confidence: [N], of all training images.
+    guess: [N], their most probable classes.
     labeled: indices that are not candidates.
     number: how many, over all classes together (Algorithm 2).
     labels: [N], the truth, for the reported accuracy only; -1 where unknown.
 
   Returns:
-    'index', 'label' and 'confidence' of each, and the 'accuracy' of the labels
-    in percent, None where no truth is known.
+    'index', 'label' and 'confidence' of each, the 'accuracy' of the labels in
+    percent, None where no truth is known, and a checksum of indices and labels.
   """
-  confidence = probabilities.max(-1)
+  confidence = confidence.copy()
   confidence[labeled] = -1.0
   number = min(number, len(confidence) - len(labeled))
   # Stable: equal confidences are taken in the order of the images.
   index = np.sort(np.argsort(-confidence, kind='stable')[:number])
-  label = probabilities[index].argmax(-1)
+  label = guess[index].astype(int)
   known = labels[index] >= 0
   right = (label == labels[index])[known]
   return {
+    'crc32': _crc32(index, label),
     'index': index.tolist(),
     'label': label.tolist(),
     'confidence': confidence[index].tolist(),
     'accuracy': round(100 * right.mean(), 2).item() if len(right) else None,
   }
+
+
+def are_fixed(chosen: Any, num_train: int, num_classes: int) -> bool:
+  """Whether `chosen` is what `most_confident` gave, for so many images."""
+  try:
+    index, label = (
+      np.array(found, None if found else int)  # Of no elements: float.
+      for found in (chosen['index'], chosen['label'])
+    )
+    checksum = _crc32(index, label)
+    return (
+      index.dtype == label.dtype == int
+      and index.shape == label.shape == (len(index),)
+      and bool(((index >= 0) & (index < num_train)).all())
+      and bool(((label >= 0) & (label < num_classes)).all())
+      # Runs of before there was one have none.
+      and chosen.get('crc32', checksum) == checksum
+    )
+  except (KeyError, TypeError, ValueError, OverflowError):
+    return False
+
+
+def _crc32(*arrays) -> int:
+  return zlib.crc32(np.stack(arrays).astype('<i8').tobytes())
 
 
 def to_json(

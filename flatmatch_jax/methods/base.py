@@ -24,7 +24,8 @@ class Method(NamedTuple):
   Attributes:
     loss: (student, teacher, targets, method_state, step) -> (Losses,
       method_state, metrics). `student` and `teacher` are Outputs. Metrics are
-      scalars, and 'pseudo_labels' where the method guesses labels.
+      scalars, and 'pseudo_labels' where the method guesses labels. A table
+      over all examples comes back as Entries.
     prepare: (predict, train_state, batch, rng) -> (Views, targets). Outside
       differentiation: guesses labels, mixes images, seeks adversarial noise.
       Targets are arrays over a batch, by name; but 'feedback', if there is one,

@@ -4,22 +4,22 @@ A class that is rarely predicted with confidence is being learned slowly, so
 its confidence threshold is lowered: curriculum pseudo-labeling.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from flatmatch_jax import losses
 from flatmatch_jax.methods.base import Method
-from flatmatch_jax.types import Losses, PseudoLabels
+from flatmatch_jax.types import Entries, Losses, PseudoLabels
 
 
 class FlexMatchState(NamedTuple):
   """Each image's last confident class, and how many images have which."""
 
   # [N]: -1 where there has been none. An image outside the unlabeled pool keeps
-  # -1 and is not counted.
-  table: jax.Array
+  # -1 and is not counted. What `loss` returns is Entries of it.
+  table: Any
   # [K + 1]: of each class and, last, of -1. Kept beside the table, not counted
   # anew: a batch changes hundreds of the table's entries, out of a million.
   counts: jax.Array
@@ -66,8 +66,12 @@ def write(state: FlexMatchState, index, guess, confident) -> FlexMatchState:
   old = state.table[index]  # Its -1 is also the place of -1 in the counts.
   enters_once = enters.astype(jnp.int32)
   return FlexMatchState(
-    table=state.table.at[jnp.where(enters, index, len(state.table))].set(
-      guess.astype(jnp.int32), mode='drop'
+    table=Entries(
+      state.table,
+      jnp.where(enters, index, len(state.table)),
+      # What is dropped may be anything; that it comes from the table makes
+      # XLA read before it writes, in place.
+      jnp.where(enters, guess, old),
     ),
     counts=state.counts.at[old].add(-enters_once).at[guess].add(enters_once),
   )
