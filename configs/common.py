@@ -106,6 +106,8 @@ def base(
       'eval_every': 5120,
       'checkpoint_every': 5120,
       'eval_batch_size': 256,
+      # Steps to trace at each start, the third and on; 0 is none.
+      'profile_steps': 0,
       'compilation_cache': '',  # Folder of compiled programs; it is trusted.
     }
   )

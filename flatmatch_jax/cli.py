@@ -29,6 +29,7 @@ _REFUSALS = {
   errno.EROFS: 'name a place that can be written',
   errno.ENOSPC: 'free some space, or name another place',
   errno.EDQUOT: 'free some space, or name another place',
+  errno.EIO: 'the disk failed: look after it, or name another place',
   errno.ENOTDIR: 'name a folder, not a file',
   errno.EISDIR: 'name a file, not a folder',
   errno.EEXIST: 'name another place',
@@ -121,13 +122,13 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def _in_words(text):
   """What absl says of a value that is not of the type of its field."""
-  match = re.match(r'flag --(config\.([\w.]+))=(.*?): (.*)', text, re.DOTALL)
+  match = re.match(r'flag --([\w.]+)=(.*?): (.*)', text, re.DOTALL)
   if not match:
     return text
-  name, field, value, reason = match.groups()
+  name, value, reason = match.groups()
   rule = next((rule for key, rule in _TYPES.items() if key in reason), reason)
   remedy = f'set --{name}'
-  if field == 'labels':
+  if name == 'config.labels':
     remedy = f'choose it with the file: --config FILE.py:labels={value}'
   return f'--{name}={value} {rule}; {remedy}.'
 

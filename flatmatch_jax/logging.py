@@ -46,11 +46,13 @@ class Progress:
   def __init__(
     self, workdirs: list[Workdir], step: int, steps: int, images: int
   ):
-    """`step` of `steps` are done; each takes `images` images.
+    """`step` of `steps` are done; each takes `images` images of a run.
 
     Runs that train side by side have a workdir each.
     """
     self._steps, self._images = steps, images
+    self.runs = len(workdirs)  # That go on; the loop takes others out.
+    self._seen = 0  # Images.
     self._writers = list(
       zip(workdirs, _tensorboard_writers(workdirs), strict=True)
     )
@@ -58,25 +60,28 @@ class Progress:
     self._shown: dict[str, float] = {}
     if sys.stderr.isatty() and distributed.is_first():
       self._bar = _make_bar(step, steps)
-    self._last = self._start = (step, time.perf_counter())
+    self.start()
 
-  def start(self, step: int) -> None:
+  def start(self) -> None:
     """Speed is measured from here: compilation is over."""
-    self._last = self._start = (step, time.perf_counter())
+    self._last = self._start = (self._seen, time.perf_counter())
 
   def step(self) -> None:
+    self._seen += self.runs * self._images
     if self._bar is not None:
       self._bar.update()
 
   def write(self, step: int, rows: list[dict]) -> None:
-    """Records each run's row of metrics; shows their means.
+    """Records each run's row of metrics, if not empty; shows their means.
 
     Arrays go to metrics.jsonl only.
     """
-    speed = self.images_per_second(step, self._last)
-    self._last = (step, time.perf_counter())
+    speed = self.images_per_second(self._last)
+    self._last = (self._seen, time.perf_counter())
     finite: dict[str, list[float]] = {}
     for (workdir, tensorboard), row in zip(self._writers, rows, strict=True):
+      if not row:
+        continue
       row = {'step': step} | {
         key: np.asarray(value).tolist() for key, value in row.items()
       }
@@ -110,18 +115,19 @@ class Progress:
     if self._bar is not None:
       self._bar.set_postfix_str(' '.join([*parts, f'{speed:.0f} images/s']))
       return
-    left = (self._steps - step) * self._images / speed if speed else 0
+    images = (self._steps - step) * self.runs * self._images
+    left = images / speed if speed else 0
     eta = datetime.timedelta(seconds=round(left))
     say(
       f'step {step}/{self._steps} {" ".join(parts)} '
       f'{speed:.0f} images/s, {eta} left'
     )
 
-  def images_per_second(self, step: int, since=None) -> float:
-    """Training images a second since a (step, time), or since the start."""
-    first, began = since or self._start
+  def images_per_second(self, since=None) -> float:
+    """Training images a second since (images, time), or since the start."""
+    before, began = since or self._start
     seconds = time.perf_counter() - began
-    return (step - first) * self._images / seconds if seconds > 0 else 0.0
+    return (self._seen - before) / seconds if seconds > 0 else 0.0
 
   def close(self) -> None:
     if self._bar is not None:

@@ -60,6 +60,7 @@ FIELDS = {
   'eval_batch_size': _whole(1),
   'log_every': _whole(1),
   'probe_every': _whole(0, hint='; 0 never probes'),
+  'profile_steps': _whole(0, 100, '; 0 takes no trace'),
   'eval_every': _whole(1),
   'checkpoint_every': _whole(1),
   'warmup_steps': _whole(0),

@@ -68,6 +68,8 @@ def size_of_stack(count: int, at_once: int | None, devices: int) -> int:
 def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   """Trains members that differ in seeds, splits and `names` only.
 
+  Those that stop at `config.max_skipped` are named, and get no result.
+
   Args:
     members: have a `config` and `files`, a Workdir that is not finished.
     chosen: their splits, with equal numbers of images.
@@ -186,9 +188,9 @@ class Loop:
     images = config.batch_size
     images += config.unlabeled_batch_size * bool(self._program.views)
     progress = logging.Progress(
-      [run.files for run in runs], start, config.steps, images * len(runs)
+      [run.files for run in runs], start, config.steps, images
     )
-    # They warn only: one member that breaks is no reason to stop the others.
+    live = list(range(len(runs)))  # A member that breaks stops alone.
     watchers = [
       watch.Watch(config.steps, config.max_skipped, run.files.path.name)
       for run in runs
@@ -203,59 +205,66 @@ class Loop:
         self._compiled = train.compile_and_tell(
           self._step, state, given, self._sharding
         )
-      progress.start(start)
+      progress.start()
       with interrupt.stop_requests() as request:
         for step in range(start + 1, config.steps + 1):
           last = step == config.steps
           logs = last or step % config.log_every == 0
-          before = [
-            self._look_at(run, state, i, step, logs)
-            for i, run in enumerate(runs)
-          ]
+          rows: list[dict] = [{} for _ in runs]
+          for i in live:
+            rows[i] |= self._look_at(runs[i], state, i, step, logs)
           state, metrics = self._compiled(state, given)
           if pending is not None:  # The device is at most one step behind.
-            pending.block_until_ready()
-          pending = metrics['labeled_loss']
+            live = _still_live(live, runs, watchers, step - 1, pending)
+          if not live:
+            break
+          pending = metrics
+          progress.runs = len(live)
           progress.step()
-          after = _rows(metrics if logs else {}, len(runs))
-          rows = [a | b for a, b in zip(before, after, strict=True)]
-          for watcher, row in zip(watchers, rows if logs else [], strict=False):
-            watcher.row(step, row)
+          if logs:
+            found = jax.device_get(metrics)
+            for i in live:
+              rows[i] |= _row(found, i)
+              watchers[i].row(step, rows[i])
           if last or step % config.eval_every == 0:
-            self._evaluate(runs, state, rows)
-          if rows[0]:
+            self._evaluate(runs, live, state, rows)
+          rows = [row if i in live else {} for i, row in enumerate(rows)]
+          if any(rows):
             progress.write(step, rows)
             for run in runs:
               run.checkpoints.check()
           errors = [row.get(selection) for row in rows]
-          best = errors[0] is not None and _lower(least, errors)
+          best = _lower(least, errors)
           if (
             best
             or last
             or request.signal
             or step % config.checkpoint_every == 0
           ):  # All together, so that they go on together.
-            for i, run in enumerate(runs):
-              notes = run.notes | {'seconds': seconds(run)}
+            for i in live:
+              notes = runs[i].notes | {'seconds': seconds(runs[i])}
               member = self._member(state, i)
-              run.checkpoints.save(step, member, notes, errors[i])
+              runs[i].files.sync_metrics()
+              runs[i].checkpoints.save(step, member, notes, errors[i])
           if request.signal:
             break
-      speed = progress.images_per_second(step)
+      speed = progress.images_per_second()
     finally:
       progress.close()
       for run in runs:
         run.checkpoints.close()
-    if step < config.steps:
-      train.stop(request.signal, step)
+    if request.signal and step < config.steps:
+      # Those that stopped before may have saved less, or nothing.
+      saved = [run.checkpoints.latest_step() or 0 for run in runs]
+      train.stop(request.signal, max(saved))
     skipped = jax.device_get(state.skipped.total)
-    for i, run in enumerate(runs):
+    for i in live:
       train.write_result(
-        run.config,
-        run.files,
-        len(run.given[1].labeled),
+        runs[i].config,
+        runs[i].files,
+        len(runs[i].given[1].labeled),
         int(skipped[i]),
-        seconds(run),
+        seconds(runs[i]),
         speed,
       )
 
@@ -269,20 +278,39 @@ class Loop:
       return {'unlabeled_loss': losses.unlabeled}
     return {}
 
-  def _evaluate(self, runs, state, rows):
-    for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
+  def _evaluate(self, runs, live, state, rows):
+    for i in live:
       member = self._member(state, i)
-      row |= train.evaluate(self._program.classify, member, run.held_out)
+      sets = runs[i].held_out
+      rows[i] |= train.evaluate(self._program.classify, member, sets)
 
 
-def _rows(metrics, count) -> list[dict]:
-  """Stacked metrics as one dict for each of `count` members."""
-  metrics = jax.device_get(metrics)
-  return [{key: x[i] for key, x in metrics.items()} for i in range(count)]
+def _still_live(live, runs, watchers, step, metrics) -> list[int]:
+  """Members that may go on after this step; names the others."""
+  in_a_row = jax.device_get(metrics['skipped_in_a_row'])
+  left = []
+  for i in live:
+    try:
+      if in_a_row[i]:
+        last_saved = runs[i].checkpoints.latest_step
+        watchers[i].step(step, _row(jax.device_get(metrics), i), last_saved)
+      left.append(i)
+    except watch.NotFiniteError as error:
+      logging.say(f'{runs[i].files.path.name}: {error}')
+  return left
+
+
+def _row(metrics, i) -> dict:
+  """The metrics of member `i`, of all that are stacked."""
+  return {key: x[i] for key, x in metrics.items()}
 
 
 def _lower(least: list[float], errors) -> bool:
   """Enters `errors` into the `least` ones; whether any is one of them."""
-  low = any(error <= old for error, old in zip(errors, least, strict=True))
+  errors = [math.inf if error is None else error for error in errors]
+  low = any(
+    error <= old and error < math.inf
+    for error, old in zip(errors, least, strict=True)
+  )
   least[:] = map(min, errors, least)
   return low

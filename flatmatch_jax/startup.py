@@ -7,6 +7,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from flatmatch_jax import logging
+from flatmatch_jax.types import UserError
 
 
 class Phases:
@@ -31,9 +32,26 @@ class Phases:
 def use_compilation_cache(folder: str) -> None:
   """Keeps compiled programs in `folder`, and takes from it what fits.
 
-  Whoever can write there decides what runs here.
+  Whoever can write there decides what runs here. Raises UserError where that
+  cannot be this process: JAX would only warn, at every program.
   """
   if folder:
-    path = os.path.expanduser(folder) if '://' not in folder else folder
+    path = folder
+    if '://' not in folder:
+      path = os.path.expanduser(folder)
+      _check_folder(path)
     jax.config.update('jax_compilation_cache_dir', path)
     compilation_cache.reset_cache()  # Else one that is open stays in use.
+
+
+def _check_folder(path):
+  try:
+    os.makedirs(path, exist_ok=True)
+    reason = '' if os.access(path, os.W_OK) else 'Permission denied'
+  except OSError as error:
+    reason = str(error.strerror)
+  if reason:
+    raise UserError(
+      f'config.compilation_cache={path} must be a folder that can be made and '
+      f'written ({reason}); name another, or leave it empty.'
+    )

@@ -22,7 +22,7 @@ import jax
 from ml_collections import config_flags
 import numpy as np
 
-from flatmatch_jax import cli, logging, stacked, startup, traced, train
+from flatmatch_jax import cli, logging, stacked, startup, traced, train, watch
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.types import UserError
@@ -58,7 +58,8 @@ def sweep(
   'seeds' are the seed and the split_seed, so that each has labels of its own.
   `at_once` members train side by side: by default all; on CPU, where vmapped
   convolutions are slower than one after another, one on each device.
-  Returns the members, whose folders hold finished runs.
+  Returns the members, whose folders hold finished runs but where the numbers
+  were not finite `config.max_skipped` times in a row: these are named.
   """
   if jax.process_count() > 1:
     raise UserError('A sweep runs in one process; start one without others.')
@@ -156,7 +157,10 @@ def _train_group(members: list[Member], names, at_once) -> None:
   ]
   for (member, _), is_alone in zip(pairs, alone, strict=True):
     if is_alone:
-      train.train_and_evaluate(member.config, str(member.files.path))
+      try:
+        train.train_and_evaluate(member.config, str(member.files.path))
+      except watch.NotFiniteError as error:
+        logging.say(f'{member.files.path.name}: {error}')
   pairs = [pair for pair, out in zip(pairs, alone, strict=True) if not out]
   if not pairs:
     return
@@ -179,17 +183,27 @@ def _train_group(members: list[Member], names, at_once) -> None:
       stacked.train_all(same, their_splits, dataset, can, at_once)
 
 
+def stopped(members: list[Member]) -> list[Member]:
+  """Those that a sweep left without a result: their numbers broke."""
+  return [m for m in members if not m.files.has('result.json')]
+
+
 def describe(members: list[Member]) -> str:
   """A line for each setting: the last errors, over its seeds."""
   lines = []
   for group in _grouped(members, lambda member: _others(member, ())):
-    found = [member.files.read('result.json') for member in group]
-    key = 'error_last' if 'error_last' in found[0] else 'val_error_last'
+    out = stopped(group)
+    found = [m.files.read('result.json') for m in group if m not in out]
+    key = 'val_error_last'
+    if any('error_last' in result for result in found):
+      key = 'error_last'
     errors = [result[key] for result in found if key in result]
     text = ', '.join(f'{error:.2f}' for error in errors) or 'not measured'
     if len(errors) > 1:
       spread = statistics.stdev(errors)
       text = f'{statistics.mean(errors):.2f} ± {spread:.2f} ({text})'
+    if out:
+      text += f'; stopped: {", ".join(m.files.path.name for m in out)}'
     chosen = group[0].settings.items()
     name = ' '.join(f'{n}={v}' for n, v in chosen if n not in _SEEDS)
     lines.append(f'{name or group[0].config.method}: {key} {text}')
@@ -255,6 +269,13 @@ def main(argv):
     )
   members = sweep(values.config, values.workdir, settings, values.at_once)
   print(describe(members))
+  if out := stopped(members):
+    raise UserError(
+      f'{len(out)} of {len(members)} members have no result, because their '
+      f'numbers were not finite more than config.max_skipped='
+      f'{values.config.max_skipped} steps in a row: '
+      f'{", ".join(m.files.path.name for m in out)}. The others are done.'
+    )
 
 
 if __name__ == '__main__':

@@ -22,6 +22,8 @@ from flatmatch_jax import (
   memory,
   plots,
   pretrained,
+  profile,
+  reference,
   results,
   sharding,
   startup,
@@ -72,7 +74,7 @@ def train_in(files: Workdir, config) -> TrainState:
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
-  program = program_lib.create(config, info, image_shape)
+  program = program_lib.create(config, info, image_shape, mesh=mesh)
   key = jax.random.key(config.seed)
   shapes = jax.eval_shape(program.init, key)
   placed = sharding.of_state(mesh, shapes)
@@ -134,6 +136,8 @@ def train_in(files: Workdir, config) -> TrainState:
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress([files], start, config.steps, images)
   watcher = watch.Watch(config.steps, config.max_skipped)
+  expected = reference.find(config)
+  trace = profile.Trace(files.tensorboard, start, config.profile_steps)
   phases.done('log')
   feed: Any = None
   train: Any = None
@@ -159,7 +163,7 @@ def train_in(files: Workdir, config) -> TrainState:
             look(state, given)  # Compiled now, not when it is first asked.
           if config.probe_every:
             probe(state, given, unseen)
-          progress.start(step - 1)
+          progress.start()
           phases.done('compile')
         last = step == config.steps
         logs = last or step % config.log_every == 0
@@ -168,7 +172,8 @@ def train_in(files: Workdir, config) -> TrainState:
           row |= probe(state, given, unseen)
         elif logs and program.clean_losses:
           row['unlabeled_loss'] = look(state, given).unlabeled
-        state, metrics = train(state, given)
+        with trace.step(step, pending):
+          state, metrics = train(state, given)
         if pending is not None:  # The device is at most one step behind.
           watcher.step(step - 1, pending, checkpoints.latest_step)
         pending = metrics
@@ -184,6 +189,7 @@ def train_in(files: Workdir, config) -> TrainState:
           watcher.row(step, row)
         if last or step % config.eval_every == 0:
           row |= evaluate(program.classify, state, held_out)
+          reference.compare(expected, step, row.get('error'))
         if row:
           progress.write(step, [row])
           checkpoints.check()
@@ -192,17 +198,21 @@ def train_in(files: Workdir, config) -> TrainState:
         least = min(least, math.inf if error is None else error)
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
+          files.sync_metrics()
           checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
         if signal:
           break
-    speed = progress.images_per_second(int(state.step))
+    speed = progress.images_per_second()
     if isinstance(feed, Prefetch):
       logging.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
   finally:
-    progress.close()
-    if feed is not None:
-      feed.close()
-    checkpoints.close()
+    try:
+      trace.close(pending)  # First, as an error of the others would lose it.
+    finally:
+      progress.close()
+      if feed is not None:
+        feed.close()
+      checkpoints.close()
 
   if int(state.step) < config.steps:
     stop(signal, int(state.step))
@@ -313,12 +323,17 @@ def step_of_fixing(config, num_labeled: int) -> int:
 def add_fixed(config, files, program, dataset, split, state, data):
   """Fixes the labels of the most confident unlabeled images (Algorithm 2)."""
   if int(state.step) <= config.recipe_args.pretrain_steps:
-    (probs,) = program.classify(
-      [state.ema_params], state.batch_stats, dataset.train_images
+    (surest,) = program.classify(
+      [state.ema_params],
+      state.batch_stats,
+      dataset.train_images,
+      keep=classify_lib.surest,
     )
-    others = np.setdiff1d(np.arange(len(probs)), split.unlabeled)
+    confidence, guess = surest.T
+    others = np.setdiff1d(np.arange(len(guess)), split.unlabeled)
     chosen = splits.most_confident(
-      probs,
+      confidence,
+      guess,
       np.union1d(split.labeled, others),
       config.recipe_args.num_fixed,
       dataset.train_labels,
@@ -336,6 +351,13 @@ def add_fixed(config, files, program, dataset, split, state, data):
     )
   else:
     chosen = files.read('fixed.json')
+    classes = len(dataset.class_names)
+    if not splits.are_fixed(chosen, len(dataset.train_labels), classes):
+      raise UserError(
+        f'{files.path / "fixed.json"} is not what this run wrote at step '
+        f'{config.recipe_args.pretrain_steps}: it was damaged or changed. Put '
+        'back a copy of it, or start in another --workdir.'
+      )
   kind = resident if isinstance(data, resident.Resident) else streaming
   return kind.add_fixed(data, chosen['index'], chosen['label'])
 

@@ -14,6 +14,10 @@ _SHARE = 0.05
 _ROWS = 10
 
 
+class NotFiniteError(UserError):
+  """Too many steps in a row had numbers that are not finite."""
+
+
 class Watch:
   """Looks at steps and rows of a run of `steps` steps.
 
@@ -32,7 +36,7 @@ class Watch:
   def step(
     self, step: int, metrics, last_saved: Callable[[], int | None]
   ) -> None:
-    """Raises UserError after too many steps that were not finite.
+    """Raises NotFiniteError after too many steps that were not finite.
 
     Args:
       step: how many steps are taken.
@@ -50,7 +54,7 @@ class Watch:
     kept = 'nothing was saved before'
     if (saved := last_saved()) is not None:
       kept = f'the checkpoint of step {saved} is intact'
-    raise UserError(
+    raise NotFiniteError(
       f'Step {step} is the last of {number} in a row whose numbers are not '
       f'finite ({", ".join(broken) or "running statistics or thresholds"}), '
       f'and config.max_skipped={self._max_skipped}: the run stops; {kept}. '

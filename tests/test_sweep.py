@@ -1,10 +1,12 @@
 """Sweeps: their members are the runs that they stand for."""
 
+import os
 import shutil
+import signal
 import sys
+import types
 
 from absl import flags
-from conftest import TinyNet
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,13 +16,14 @@ from configs import digits
 from flatmatch_jax import (
   cli,
   evaluate,
+  logging,
   methods,
-  models,
   program,
   stacked,
   sweep,
   traced,
   train,
+  watch,
 )
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.data import resident
@@ -39,17 +42,7 @@ SETTINGS = {
 TOLERANCE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
-def tiny(name, num_classes, bn_momentum=0.9, heads=(), dtype='', remat=False):
-  """`models.create` for tests: it compiles in no time."""
-  del name, bn_momentum, dtype, remat
-  return TinyNet(num_classes, heads)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def tiny_network():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(models, 'create', tiny)
-    yield
+pytestmark = pytest.mark.usefixtures('tiny_network')
 
 
 def make_config(method='pseudo_label+flatmatch_e', **changes):
@@ -82,22 +75,7 @@ def raw(state):
 
 
 @pytest.fixture(scope='module')
-def compiled(tmp_path_factory):
-  """Programs are compiled once for all tests of this file."""
-  names = {
-    'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
-    'jax_persistent_cache_min_compile_time_secs': 0,
-  }
-  before = {name: getattr(jax.config, name) for name in names}
-  for name, value in names.items():
-    jax.config.update(name, value)
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-
-
-@pytest.fixture(scope='module')
-def swept(tmp_path_factory, compiled):
+def swept(tmp_path_factory, compiled, tiny_network):
   folder = tmp_path_factory.mktemp('sweep')
   return sweep.sweep(make_config(), str(folder), SETTINGS, at_once=8)
 
@@ -182,6 +160,114 @@ def test_member_that_breaks_is_named_and_leaves_the_others_alone(
   warnings = [x for x in capsys.readouterr().err.splitlines() if 'Warn' in x]
   assert warnings
   assert all('learning_rate=1e+30: ' in line for line in warnings)
+
+
+def test_member_that_stops_is_named_and_leaves_the_others_alone(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  """By the command; started again it stops where it did before."""
+  monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
+  config = make_config('supervised', eval_every=4, probe_every=0)
+  config.max_skipped = 1
+  rates = ['0.05', '1e30', '0.1']
+  step, counted = logging.Progress.step, []
+  monkeypatch.setattr(
+    logging.Progress,
+    'step',
+    lambda self: (step(self), counted.append(self.runs)),
+  )
+  given = types.SimpleNamespace(
+    config=config,
+    workdir=str(tmp_path),
+    set=[f'learning_rate={",".join(rates)}'],
+    seeds=[],
+    at_once=3,
+  )
+  monkeypatch.setattr(flags, 'FLAGS', given)
+  for attempt in range(2):
+    with pytest.raises(UserError, match=r'1 of 3 .*: learning_rate=1e\+30\.'):
+      sweep.main([])
+    out, said = capsys.readouterr()
+    assert 'learning_rate=1e+30: Step ' in said
+    assert 'is the last of 2 in a row' in said
+    assert 'config.max_skipped=1' in said
+    lines = out.splitlines()
+    assert [': error_last ' in line for line in lines] == [True, False, True]
+    assert lines[1].endswith('not measured; stopped: learning_rate=1e+30')
+    assert ('0 of them finished' in said) == (attempt == 0)
+    if attempt == 0:  # Its images count until it stops.
+      assert len(counted) == STEPS
+      assert counted == sorted(counted, reverse=True)
+      assert set(counted) == {2, 3}
+  names = [f'learning_rate={float(rate)}' for rate in rates]
+  done = [(tmp_path / name / 'result.json').exists() for name in names]
+  assert done == [True, False, True]
+  assert Workdir(str(tmp_path / names[1])).metrics()[-1]['step'] < STEPS
+
+
+def test_sweep_ends_when_all_members_have_stopped(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
+  config = make_config('supervised', eval_every=4, probe_every=0)
+  config.max_skipped = 1
+  rates = {'learning_rate': [1e30, 2e30]}
+  members = sweep.sweep(config, str(tmp_path), rates, at_once=2)
+  assert sweep.stopped(members) == members
+  said = capsys.readouterr().err
+  assert said.count('config.max_skipped=1: the run stops') == 2
+
+
+def test_speed_is_of_the_members_that_go_on(tmp_path, monkeypatch):
+  now = [0.0]
+  clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+  monkeypatch.setattr(logging, 'time', clock)
+  monkeypatch.setattr(logging, '_tensorboard_writers', lambda _: [None] * 2)
+  progress = logging.Progress([Workdir(str(tmp_path))] * 2, 0, 9, images=10)
+  now[0] = 5.0
+  progress.start()
+  for progress.runs in (2, 1):
+    progress.step()
+    now[0] += 1.0
+  assert progress.images_per_second() == (20 + 10) / 2
+
+
+def test_request_to_stop_is_kept_when_the_last_member_stops(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
+  still_live = stacked._still_live
+
+  def interrupted(*args):
+    if not (live := still_live(*args)):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return live
+
+  monkeypatch.setattr(stacked, '_still_live', interrupted)
+  config = make_config('supervised', eval_every=4, probe_every=0)
+  config.max_skipped = 0
+  rates = {'learning_rate': [1e30, 2e30]}
+  with pytest.raises(SystemExit) as end:
+    sweep.sweep(config, str(tmp_path), rates, at_once=2)
+  assert end.value.code == 128 + signal.SIGTERM
+  saved = max(int(path.name) for path in tmp_path.glob('*/checkpoints/*'))
+  assert f'step {saved} is saved' in capsys.readouterr().err
+
+
+def test_run_that_stops_does_not_end_the_sweep(tmp_path, monkeypatch, capsys):
+  """Of those that are not stacked."""
+  began = []
+
+  def run(config, workdir):
+    began.append(workdir)
+    raise watch.NotFiniteError('Step 7 is the last.')
+
+  monkeypatch.setattr(train, 'train_and_evaluate', run)
+  config = make_config('pseudo_label+flatmatch_fix')
+  config.recipe_args.update(pretrain_steps=2, num_fixed=60)
+  members = sweep.sweep(config, str(tmp_path), {'seed': [0, 1]})
+  assert began == [str(m.files.path) for m in members]
+  assert 'seed=1: Step 7 is the last.' in capsys.readouterr().err
 
 
 # Going on.

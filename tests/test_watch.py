@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import digits
-from flatmatch_jax import perturb, train, train_step, watch
+from flatmatch_jax import methods, perturb, train, train_step, watch
 from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
@@ -58,6 +58,15 @@ def test_step_that_is_not_finite_is_skipped(method, recipe, part, batch):
   assert metrics['skipped_steps'] == 2
   assert metrics['skipped_in_a_row'] == 0
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_table_of_a_skipped_step_has_no_new_entries(batch):
+  setup = Setup(methods.create('flexmatch', {}, threshold=0.0))
+  step = jax.jit(setup.step)
+  state, _ = step(setup.init(), broken(batch, 'labeled'))
+  assert (state.method.table == -1).all()
+  state, _ = step(state, batch)
+  assert (state.method.table[batch.unlabeled['index']] >= 0).all()
 
 
 def test_running_statistics_alone_make_a_step_skipped(batch):

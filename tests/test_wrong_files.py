@@ -7,9 +7,11 @@ import json
 import shutil
 import struct
 import sys
+import types
 import zlib
 
 import jax
+import numpy as np
 from PIL import Image, ImageFile
 import pytest
 from test_wrong_input import check_line, file, start
@@ -26,9 +28,9 @@ from flatmatch_jax import (
   train,
 )
 from flatmatch_jax.checkpoint import Checkpoints
-from flatmatch_jax.data import images, preview
+from flatmatch_jax.data import images, preview, splits
 from flatmatch_jax.report import __main__ as report
-from flatmatch_jax.types import DatasetInfo
+from flatmatch_jax.types import DatasetInfo, UserError
 from flatmatch_jax.workdir import Workdir
 
 
@@ -377,6 +379,55 @@ def test_edited_runs_are_one_line(case, runs, monkeypatch, capfd, tmp_path):
     assert code == 2
     check_line(capfd.readouterr().err, named)
     assert digest(tmp_path) == before
+
+
+FIXED = {'index': [3, 7, 12], 'label': [0, 9, 1], 'confidence': [1.0] * 3}
+FIXED['crc32'] = splits._crc32(FIXED['index'], FIXED['label'])
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'index': [3, 7, 13]},
+    {'label': [0, 9, 2]},
+    {'crc32': 1},
+    {'index': [3, 7]},
+    {'index': 'abc'},
+    {'label': None},
+    {'index': [[3], [7], [12]]},
+    {'index': [3.0, 7.0, 12.0]},
+    {'index': [3, 7, 2**70]},
+    # As by somebody who knows how.
+    {'index': [3, 7, 20], 'crc32': splits._crc32([3, 7, 20], [0, 9, 1])},
+    {'label': [0, 9, 10], 'crc32': splits._crc32([3, 7, 12], [0, 9, 10])},
+    {'index': [-1, 7, 12], 'crc32': splits._crc32([-1, 7, 12], [0, 9, 1])},
+  ],
+)
+def test_changed_labels_that_were_fixed_are_refused(change, tmp_path):
+  assert splits.are_fixed(FIXED, num_train=20, num_classes=10)
+  (tmp_path / 'fixed.json').write_text(json.dumps(FIXED | change))
+  config = importlib.import_module('configs.digits').get_config(
+    'method=flatmatch_fix'
+  )
+  state = types.SimpleNamespace(step=config.recipe_args.pretrain_steps + 1)
+  dataset = types.SimpleNamespace(
+    train_labels=[0] * 20, class_names=[*range(10)]
+  )
+  with pytest.raises(UserError, match=r'fixed\.json is not what .* Put back'):
+    train.add_fixed(config, Workdir(tmp_path), None, dataset, None, state, None)
+
+
+def test_labels_fixed_before_there_was_a_checksum_are_taken():
+  old = {key: value for key, value in FIXED.items() if key != 'crc32'}
+  assert splits.are_fixed(old, num_train=20, num_classes=10)
+  assert not splits.are_fixed(old, num_train=12, num_classes=10)
+
+
+def test_a_choice_of_no_labels_is_taken():
+  nothing = np.zeros(0)
+  chosen = splits.most_confident(nothing, nothing, [], 5, nothing)
+  assert chosen['index'] == []
+  assert splits.are_fixed(chosen, num_train=20, num_classes=10)
 
 
 def test_a_run_does_not_go_on_from_another_network(

@@ -319,6 +319,14 @@ WRONG = (
       [file('npz'), f'--config.data_dir={__file__}'],
       [__file__, 'zip'],
     ),
+    'file as compilation cache': (
+      [f'--config.compilation_cache={__file__}'],
+      [f'compilation_cache={__file__}', 'a folder', 'leave it empty'],
+    ),
+    'compilation cache that cannot be made': (
+      ['--config.compilation_cache=/proc/none'],
+      ['compilation_cache=/proc/none', 'a folder', 'leave it empty'],
+    ),
     'name that is too long': (
       [f'--config.labels_file={"x" * 5000}'],
       ['name too long'],
@@ -357,7 +365,14 @@ WRONG = (
         'a whole number, at least 1 and at most 2147483647',
       ),
       (
-        ('pad', 'num_val', 'max_skipped', 'probe_every', 'warmup_steps'),
+        (
+          'pad',
+          'num_val',
+          'max_skipped',
+          'probe_every',
+          'profile_steps',
+          'warmup_steps',
+        ),
         ('-1', '1000000000000'),
         'a whole number, at least 0',
       ),
@@ -406,12 +421,15 @@ def check_line(stderr, named):
 @pytest.mark.parametrize('case', WRONG)
 def test_wrong_input_is_one_line(case, monkeypatch, capfd, tmp_path):
   args, named = WRONG[case]
-  workdir = tmp_path / 'run'
+  there = {'metrics.jsonl': '{"step": 1}\n', 'config.json': '{"mine": 1}'}
+  for name, content in there.items():
+    (tmp_path / name).write_text(content)
   with pytest.raises(SystemExit) as end:
-    start(monkeypatch, *args, f'--workdir={workdir}')
+    start(monkeypatch, *args, f'--workdir={tmp_path}')
   assert end.value.code == 2
   check_line(capfd.readouterr().err, named)
-  assert not workdir.exists()
+  found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+  assert found == there
 
 
 def test_right_input_reaches_the_work(monkeypatch, tmp_path):
@@ -487,6 +505,7 @@ def test_empty_unlabeled_pool_is_refused(monkeypatch, capfd, tmp_path):
     )
   assert end.value.code == 2
   check_line(capfd.readouterr().err, ['unlabeled_includes_labeled'])
+  assert not (tmp_path / 'run').exists()
 
 
 def test_workdir_that_is_a_file_is_refused(monkeypatch, capfd, tmp_path):
@@ -510,6 +529,10 @@ def test_process_ends_with_one_line(tmp_path):
     'method': ['--config', f'{ROOT}/configs/digits.py:method=fixmach'],
     'field': ['--config.stepz=5'],
     'stray argument': ['digits'],
+    'number of processes': ['--num_processes=two'],
+  }
+  named = {case: WRONG[case][1] for case in commands if case in WRONG} | {
+    'number of processes': ['--num_processes=two', 'not a whole number'],
   }
   workdir = tmp_path / 'run'
   with contextlib.ExitStack() as stack:
@@ -532,5 +555,5 @@ def test_process_ends_with_one_line(tmp_path):
   for case, (stdout, stderr, code) in ends.items():
     assert code == 2, stderr
     assert not stdout
-    check_line(stderr, WRONG[case][1])
+    check_line(stderr, named[case])
   assert not list(tmp_path.iterdir())

@@ -1,0 +1,83 @@
+"""Makes flatmatch_jax/references.json from finished runs.
+
+  python benchmarks/references.py RUN…
+
+Runs that differ in seeds only become one entry, with the test errors of each
+at five steps. What the file has of other seeds and settings stays. An entry
+needs at least two seeds.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from flatmatch_jax import files, reference
+from flatmatch_jax.workdir import Workdir
+
+
+def errors_of(run: Workdir) -> dict[int, float]:
+  return {row['step']: row['error'] for row in run.metrics() if 'error' in row}
+
+
+def entry(runs: list[Workdir], old: dict | None = None) -> dict:
+  """Errors of `runs`, which differ in seeds, and of the `old` entry's."""
+  found = {run.read('result.json')['seed']: errors_of(run) for run in runs}
+  if old:
+    steps = [int(step) for step in old['errors']]
+    for number, seed in enumerate(old['seeds']):
+      known = {int(s): errors[number] for s, errors in old['errors'].items()}
+      found.setdefault(seed, known)
+  else:
+    steps = _spread(sorted(set.intersection(*map(set, found.values()))))
+  return {
+    'settings': reference.settings(runs[0].read('config.json')),
+    'seeds': sorted(found),
+    'errors': {
+      str(step): [round(found[seed][step], 2) for seed in sorted(found)]
+      for step in steps
+    },
+  }
+
+
+def _spread(steps: list[int]) -> list[int]:
+  """Five of them, evenly; the last is always one."""
+  points = range(1, reference.POINTS + 1)
+  return [steps[round(len(steps) * k / len(points)) - 1] for k in points]
+
+
+def update(paths: list[str], file: pathlib.Path) -> None:
+  """Enters the runs at `paths` into `file`."""
+  key = lambda settings: json.dumps(settings, sort_keys=True)
+  groups: dict[str, list[Workdir]] = {}
+  for path in paths:
+    run = Workdir(path)
+    settings = reference.settings(run.read('config.json'))
+    groups.setdefault(key(settings), []).append(run)
+  known = {
+    key(old['settings']): old
+    for old in (json.loads(file.read_text()) if file.exists() else [])
+  }
+  for name, runs in groups.items():
+    new = entry(runs, known.get(name))
+    if len(new['seeds']) < 2:
+      print(f'{runs[0].path} is the only seed of its setting: left out.')
+      continue
+    known[name] = new
+  # A line each, so that a change shows what it changes.
+  lines = ',\n'.join(json.dumps(known[name]) for name in sorted(known))
+  with files.replacing(file, 'w') as out:
+    out.write(f'[\n{lines}\n]\n')
+  print(f'{len(known)} settings in {file.name}.')
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('runs', nargs='+', metavar='RUN')
+  update(parser.parse_args().runs, reference.FILE)
+
+
+if __name__ == '__main__':
+  main()

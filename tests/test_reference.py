@@ -1,0 +1,190 @@
+"""Expected errors: bands over seeds, and what a run says of them."""
+
+import json
+import math
+
+import pytest
+from scipy import stats
+
+from benchmarks import cifar10_small, references, study_report
+from configs import cifar10_small as small_config
+from configs import digits
+from flatmatch_jax import reference, train
+from flatmatch_jax.workdir import Workdir, as_dict
+
+
+@pytest.fixture
+def known(monkeypatch, tmp_path):
+  """A file of one entry: digits' default config with three seeds."""
+  settings = reference.settings(as_dict(digits.get_config()))
+  errors = {'80': [10.0, 12.0, 14.0]}
+  entry = {'settings': settings, 'seeds': [0, 1, 2], 'errors': errors}
+  file = tmp_path / 'references.json'
+  file.write_text(json.dumps([entry]))
+  monkeypatch.setattr(reference, 'FILE', file)
+
+
+@pytest.mark.parametrize('seeds', [2, 3, 10])
+def test_band_is_the_prediction_interval(seeds):
+  errors = [float(k * k) for k in range(seeds)]
+  scale = stats.tstd(errors) * math.sqrt(1 + 1 / seeds)
+  low, high = stats.t.interval(0.95, seeds - 1, sum(errors) / seeds, scale)
+  band = reference.Band(errors, list(range(seeds)))
+  assert band.mean - band.width == pytest.approx(low, rel=1e-3)
+  assert band.mean + band.width == pytest.approx(high, rel=1e-3)
+
+
+def test_band_of_equal_seeds_has_a_width():
+  assert reference.Band([2.5, 2.5, 2.5], [0, 1, 2]).width == 1.0
+
+
+@pytest.mark.usefixtures('known')
+def test_other_seeds_and_intervals_have_the_same_band():
+  config = digits.get_config('seed=7,split_seed=8')
+  config.log_every, config.data_dir = 3, 'elsewhere'
+  assert reference.find(config)[80].mean == 12.0
+
+
+@pytest.mark.usefixtures('known')
+def test_another_setting_has_no_band():
+  config = digits.get_config()
+  config.recipe_args.rho = 0.1
+  assert reference.find(config) == {}
+  assert reference.find(digits.get_config('labels=100')) == {}
+
+
+@pytest.mark.parametrize(
+  ('error', 'start'),
+  [(13.9, 'As expected'), (30.0, 'Warning'), (1.0, 'Better than expected')],
+)
+def test_run_is_told_where_it_stands(error, start, capsys):
+  bands = {80: reference.Band([10.0, 12.0, 14.0], [0, 1, 2])}
+  reference.compare(bands, 60, error)
+  reference.compare(bands, 80, None)
+  assert capsys.readouterr().err == ''
+  reference.compare(bands, 80, error)
+  said = capsys.readouterr().err
+  assert said.partition('] ')[2].startswith(start)
+  assert f'{error:.2f}%' in said
+  assert '10.00 to 14.00%' in said
+
+
+def finished(folder, seed, shift=0.0):
+  """A run of twelve evaluations, as its files tell."""
+  run = Workdir(str(folder / str(seed)))
+  run.path.mkdir()
+  rows = [{'step': s, 'error': shift + s / 10} for s in range(10, 121, 10)]
+  run.write('config.json', as_dict(digits.get_config(f'seed={seed}')))
+  run.write('result.json', {'seed': seed})
+  lines = [{'step': 5, 'labeled_loss': 1.0}, *rows]
+  text = ''.join(json.dumps(row) + '\n' for row in lines)
+  (run.path / 'metrics.jsonl').write_text(text)
+  return str(run.path)
+
+
+def test_runs_are_entered_seed_by_seed(tmp_path, capsys):
+  file = tmp_path / 'references.json'
+  references.update([finished(tmp_path, 4)], file)
+  assert json.loads(file.read_text()) == []
+  assert 'the only seed' in capsys.readouterr().out
+  runs = [finished(tmp_path, 1, shift=1.0), finished(tmp_path, 0)]
+  references.update(runs, file)
+  (entry,) = json.loads(file.read_text())
+  assert entry['seeds'] == [0, 1]
+  assert list(entry['errors']) == ['20', '50', '70', '100', '120']
+  assert entry['errors']['120'] == [12.0, 13.0]
+  references.update([finished(tmp_path, 2, shift=2.0)], file)
+  (entry,) = json.loads(file.read_text())
+  assert entry['seeds'] == [0, 1, 2]
+  assert entry['errors']['120'] == [12.0, 13.0, 14.0]
+
+
+@pytest.mark.usefixtures('tiny_network')
+def test_training_says_where_it_stands(tmp_path, monkeypatch, capsys):
+  config = digits.get_config('method=supervised')
+  config.update(steps=2, log_every=2, eval_every=2, checkpoint_every=2)
+  settings = reference.settings(as_dict(config))
+  entry = {'settings': settings, 'seeds': [1, 2], 'errors': {'2': [0.0, 0.0]}}
+  file = tmp_path / 'references.json'
+  file.write_text(json.dumps([entry]))
+  monkeypatch.setattr(reference, 'FILE', file)
+  train.train_and_evaluate(config, str(tmp_path / 'run'))
+  assert 'Warning: step 2 has a test error of' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'config', [digits.get_config(), small_config.get_config()]
+)
+def test_defaults_have_a_band(config):
+  """A field that is new in a config must be added to the file, too."""
+  bands = reference.find(config)
+  assert len(bands) == reference.POINTS
+  assert max(bands) == config.steps
+
+
+def test_study_pairs_seeds_of_equal_splits(tmp_path):
+  row = lambda step, error: {'step': step, 'error': error}
+  record = lambda name, *errors: (tmp_path / f'{name}.jsonl').write_text(
+    '\n'.join(json.dumps(row(k, e)) for k, e in enumerate(errors))
+  )
+  record('freematch-250-0', 90.0, 50.0, 52.0)
+  record('freematch-250-1', 90.0, 61.0, 60.0)
+  record('flatmatch-250-0', 90.0, 50.0, 49.0)
+  record('flatmatch-250-1', 90.0, 58.0, 58.0)
+  runs = study_report.read(tmp_path)
+  groups = study_report.group([cell.name for cell in cifar10_small.cells()])
+  text = study_report.table(runs, groups, 250)
+  plain, flat = text.splitlines()[2:]
+  assert plain.startswith('| freematch | 0, 1 | 56.00 ± 5.66 |')
+  assert plain.endswith('| – |')
+  low, high = stats.t.interval(0.95, 1, -2.5, 0.5)
+  assert flat.endswith(f'| -2.50 ({low:+.2f} to {high:+.2f}) |')
+
+
+def test_study_keeps_evaluations_and_means_between_them():
+  rows = [
+    {'step': 1, 'labeled_loss': 1.0, 'pseudo_label_accuracy': None},
+    {'step': 2, 'labeled_loss': 2.00004, 'error': 50.0, 'error_raw': 60.0},
+    {'step': 3, 'labeled_loss': 4.0, 'used_fraction': 0.5},
+    {'step': 4, 'labeled_loss': 5.0, 'error': 40.0, 'error_raw': 41.0},
+    {'step': 5, 'labeled_loss': 9.0},
+  ]
+  first, second = cifar10_small.condense(rows)
+  assert first == {
+    'step': 2,
+    'error': 50.0,
+    'error_raw': 60.0,
+    'labeled_loss': 1.5,
+  }
+  assert second['labeled_loss'] == 4.5
+  assert second['used_fraction'] == 0.5
+
+
+def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(cifar10_small, 'RECORDS', tmp_path)
+  cell = cifar10_small.Cell('flatmatch', 250, 1, 'joint', 704)
+  assert not cifar10_small.is_recorded(cell)
+  config = small_config.get_config(cell.variant)
+  config.batch_norm, config.steps, config.data_dir = 'joint', 704, 'here'
+  run = Workdir(str(tmp_path / 'run'))
+  run.path.mkdir()
+  run.write('config.json', as_dict(config))
+  row = {'step': 704, 'error': 50.0, 'error_raw': 50.0}
+  (run.path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  cifar10_small.record(cell, run)
+  assert cifar10_small.is_recorded(cell)
+  config.ema_decay = 0.9
+  run.write('config.json', as_dict(config))
+  cifar10_small.record(cell, run)
+  with pytest.raises(SystemExit, match='other settings'):
+    cifar10_small.is_recorded(cell)
+
+
+def test_records_in_the_repository_are_of_the_protocol():
+  recorded = [c for c in cifar10_small.cells() if cifar10_small.is_recorded(c)]
+  assert recorded
+
+
+def test_cells_of_the_study_have_names_of_their_own():
+  cells = cifar10_small.cells()
+  assert len({cell.name for cell in cells}) == len(cells)
