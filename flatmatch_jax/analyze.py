@@ -5,17 +5,22 @@
       [--checkpoint best]
 
 Writes DIR/analysis/NAME.npz with the numbers and NAME.png and .svg; with
-several runs also compared_NAME.png and .svg of all of them into the first.
+several runs also compared_NAME.png and .svg of all of them into the first. Runs
+that differ in seeds only are taken together. Prints a table of the numbers that
+one compares, as mean ± standard deviation over seeds.
 """
 
+import collections
 import pathlib
 
 import numpy as np
 
 from flatmatch_jax import cli, files, logging
-from flatmatch_jax.analysis import canvas, figures, setting
+from flatmatch_jax.analysis import canvas, figures, setting, summary
 from flatmatch_jax.analysis.measures import ANALYSES
+from flatmatch_jax.settings import differences
 from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import as_dict
 
 
 def main():
@@ -57,24 +62,27 @@ def main():
     for workdir in args.workdir
   ]
   folders = [_make_folder(given) for given in loaded]
+  labels = _labels(loaded)
   for name in names:
-    runs = {}
-    for label, given, folder in zip(
-      _labels(loaded), loaded, folders, strict=True
-    ):
+    runs: dict[str, list[dict]] = collections.defaultdict(list)
+    for label, given, folder in zip(labels, loaded, folders, strict=True):
       logging.say(f'{name} of {given.files.path}')
       data = ANALYSES[name](given, args)
       if isinstance(data, str):
         logging.say(f'No {name} of {given.files.path}: {data}.')
         continue
-      runs[label] = data
+      runs[label].append(data)
       _save(folder / f'{name}.npz', data, given)
-      _draw(name, {label: data}, folder / name)
-    if len(runs) > 1 and not _draw(name, runs, folders[0] / f'compared_{name}'):
+      _draw(name, {label: [data]}, folder / name)
+    if sum(map(len, runs.values())) > 1 and not _draw(
+      name, runs, folders[0] / f'compared_{name}'
+    ):
       logging.say(
         f'No figure of the {name} of all: besides their seeds the runs must '
         'differ in one number of their configs, and in nothing else.'
       )
+    if runs:
+      print(summary.table(name, runs))
   print(f'Figures are in {", ".join(map(str, folders))}')
 
 
@@ -96,13 +104,22 @@ def _check(args, names):
 
 
 def _labels(loaded) -> list[str]:
-  """Names of the runs: their methods, folders or, as a last resort, paths."""
-  paths = [given.files.path for given in loaded]
-  methods = [given.run.config.method for given in loaded]
-  for names in (methods, [path.name for path in paths]):
-    if len(set(names)) == len(names):
-      return names
-  return [str(path) for path in paths]
+  """The setting of each run: its method, and what else tells it from others.
+
+  Runs that differ in seeds only have the same.
+  """
+  alike = collections.defaultdict(list)
+  for number, given in enumerate(loaded):
+    config = given.run.config
+    alike[config.dataset, config.method].append(number)
+  datasets = {dataset for dataset, _ in alike}
+  labels = [''] * len(loaded)
+  for (dataset, method), numbers in alike.items():
+    texts = differences([as_dict(loaded[i].run.config) for i in numbers])
+    where = dataset if len(datasets) > 1 else ''
+    for i, text in zip(numbers, texts, strict=True):
+      labels[i] = ', '.join(filter(None, (method, where, text)))
+  return labels
 
 
 def _make_folder(given) -> pathlib.Path:

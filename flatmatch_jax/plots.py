@@ -76,7 +76,10 @@ def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
       'linestyle': '-' if number < 10 else '--',
     }
     axis.plot(steps, mean, label=name, linewidth=1.6, **style)
-  axis.set(xlabel='step', ylabel='test error, %', ylim=(0, 30))
+  # Where training ends is what counts; it begins at chance.
+  ends = [line.get_ydata()[-1] for line in axis.lines]
+  low, high = max(2 * min(ends) - max(ends), 0), 1.25 * max(ends)
+  axis.set(xlabel='step', ylabel='test error, %', ylim=(low, high))
   axis.grid(alpha=0.3)
   figure.legend(frameon=False, fontsize='small', loc='outside right upper')
   with files.replacing(path) as file:

@@ -1,6 +1,7 @@
 """Landscapes, sharpness, curvature and probes against what defines them."""
 
 import json
+import re
 
 from conftest import NUM_CLASSES, Setup, make_batch
 import jax
@@ -21,6 +22,7 @@ from flatmatch_jax.analysis import (
   pseudo_labels,
   setting,
   sharpness,
+  summary,
 )
 
 
@@ -348,9 +350,9 @@ def outcome(error, **config):
 
 def test_sensitivity_is_over_the_number_that_differs():
   runs = {
-    'a': outcome(5.0, recipe_args={'rho': 0.5}, seed=0),
-    'b': outcome(3.0, recipe_args={'rho': 0.1}, seed=0),
-    'c': outcome(4.0, recipe_args={'rho': 1.0}, seed=0),
+    'a': [outcome(5.0, recipe_args={'rho': 0.5}, seed=0)],
+    'b': [outcome(3.0, recipe_args={'rho': 0.1}, seed=0)],
+    'c': [outcome(4.0, recipe_args={'rho': 1.0}, seed=0)],
   }
   (axis,) = outcomes.sensitivity(runs).axes
   assert axis.get_xlabel() == 'config.recipe_args.rho'
@@ -361,10 +363,13 @@ def test_sensitivity_is_over_the_number_that_differs():
 
 
 def test_sensitivity_is_the_mean_over_seeds():
-  errors = {(0.5, 0): 5.0, (0.1, 0): 3.0, (0.1, 1): 4.0, (0.1, 2): 8.0}
+  errors = {0.5: [5.0], 0.1: [3.0, 4.0, 8.0]}
   runs = {
-    f'{rho}-{seed}': outcome(error, rho=rho, seed=seed, split_seed=seed)
-    for (rho, seed), error in errors.items()
+    str(rho): [
+      outcome(error, rho=rho, seed=seed, split_seed=seed)
+      for seed, error in enumerate(values)
+    ]
+    for rho, values in errors.items()
   }
   (axis,) = outcomes.sensitivity(runs).axes
   last, _ = axis.lines
@@ -386,23 +391,101 @@ def test_sensitivity_is_the_mean_over_seeds():
 )
 def test_no_sensitivity_without_one_number_that_differs(others):
   configs = [{'rho': 0.1, 'seed': 0, 'steps': 2}, *others]
-  runs = {str(n): outcome(5.0, **config) for n, config in enumerate(configs)}
+  runs = {str(n): [outcome(5.0, **c)] for n, c in enumerate(configs)}
   assert outcomes.sensitivity(runs) is None
 
 
-def test_compared_landscapes_share_their_scale():
-  def data(height):
-    at = np.linspace(-1, 1, 3)
-    bowl = height * (0.1 + at[:, None] ** 2 + at**2)
-    found = {'at': at, 'curve_at': at}
-    for kind in ('labeled', 'unlabeled'):
-      found |= {f'{kind}_surface': bowl, f'{kind}_curve': bowl[1]}
-    return found
+def bowl_of(height):
+  """The landscape of a loss that is a bowl."""
+  at = np.linspace(-1, 1, 3)
+  bowl = height * (0.1 + at[:, None] ** 2 + at**2)
+  found = {'at': at, 'curve_at': at}
+  for kind in ('labeled', 'unlabeled'):
+    found |= {f'{kind}_surface': bowl, f'{kind}_curve': bowl[1]}
+  return found
 
-  figure = figures.landscape({'low': data(1.0), 'high': data(10.0)})
+
+def test_compared_landscapes_share_their_scale():
+  figure = figures.landscape({'low': [bowl_of(1.0)], 'high': [bowl_of(10.0)]})
   maps = [axis for axis in figure.axes if axis.get_aspect() == 1.0]
   assert len(maps) == 4
   for axis in maps:  # From the lowest to the highest of all.
     np.testing.assert_allclose(axis.collections[0].get_clim(), (0.1, 21.0))
   curves = [axis for axis in figure.axes if 'curves' in axis.get_title()]
   assert len({axis.get_ylim() for axis in curves}) == 1
+
+
+def test_seeds_are_a_mean_in_a_band_of_all():
+  seeds = [
+    {'rho': np.array([0.0, 0.1]), 'labeled_rise': np.array([0.0, rise])}
+    for rise in (1.0, 2.0, 6.0)
+  ]
+  figure = figures.sharpness({'a': seeds, 'b': seeds[:1]})
+  (axis,) = figure.axes
+  mean, alone = axis.lines
+  np.testing.assert_array_equal(mean.get_ydata(), [0.0, 3.0])
+  np.testing.assert_array_equal(alone.get_ydata(), [0.0, 1.0])
+  (band,) = axis.collections
+  heights = band.get_paths()[0].vertices
+  assert {1.0, 6.0} == {y for x, y in heights if x == 0.1}
+  texts = [text.get_text() for text in figure.legends[0].get_texts()]
+  assert texts == ['a, 3 seeds', 'b']
+
+
+def test_seeds_measured_at_other_steps_have_lines_of_their_own():
+  seeds = [
+    {'log_step': np.arange(n), 'log_labeled_loss': np.ones(n)}
+    | {'log_unlabeled_loss': np.full(n, 3.0)}
+    for n in (2, 3)
+  ]
+  _, labeled, _, apart = outcomes.convergence({'a': seeds}).axes
+  assert [len(line.get_xdata()) for line in labeled.lines] == [2, 3]
+  np.testing.assert_array_equal(apart.lines[1].get_ydata(), [2.0] * 3)
+
+
+def test_pseudo_labels_of_seeds_are_counted_together():
+  make = lambda *rows: {
+    'confusion': np.array(rows, float),
+    'images': np.array([4, 4]),
+    'class_names': np.array(['a', 'b']),
+  }
+  seeds = [make([4, 0], [0, 0]), make([0, 2], [0, 4])]
+  bars = figures.pseudo_labels({'x': seeds}).axes[0].patches
+  heights = [bar.get_height() for bar in bars]
+  np.testing.assert_allclose(heights, [75.0, 50.0, 400 / 6, 100.0])
+
+
+# Tables.
+
+
+def test_rise_of_a_bowl_is_that_of_its_radius():
+  at = np.linspace(-1, 1, 41)
+  bowl = 7 + 3 * (at[:, None] ** 2 + at**2)
+  np.testing.assert_allclose(summary.around(bowl, at), 3 * 0.25, rtol=1e-2)
+
+
+def test_table_is_of_means_and_deviations_over_seeds():
+  seeds = [outcome(error) for error in (3.0, 4.0, 8.0)]
+  lines = summary.table('efficiency', {'a': seeds, 'b': seeds[:1]}).split('\n')
+  assert lines[0].split() == ['efficiency', 'a', 'b']
+  assert lines[1].split('  ')[0] == 'last test error, %'
+  assert lines[1].split()[4:] == ['5', '±', '2.6', '3']
+
+
+def test_method_that_trusts_nothing_has_no_share_of_right_guesses():
+  data = {'confusion': np.zeros((2, 2)), 'images': np.array([3, 4])}
+  _, used = summary.table('pseudo_labels', {'a': [data]}).split('\n')
+  assert used.split() == ['used,', '%', 'of', 'the', 'images', '0']
+
+
+def test_mean_of_the_second_half_leaves_the_first_out():
+  steps = np.array([1, 2, 3, 4])
+  data = {
+    'rho': np.array([0.0, 0.5]),
+    'labeled_rise': np.array([0.0, 2.0]),
+    'log_step': steps,
+    'log_cross_sharpness': np.array([9.0, 9.0, 1.0, 2.0]),
+  }
+  text = summary.table('sharpness', {'a': [data]})
+  assert 'labeled, at ρ = 0.5' in text
+  assert re.search('second half of training +1.5$', text)

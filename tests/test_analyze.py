@@ -1,14 +1,20 @@
 """Probes of a real run, and the command that draws its figures."""
 
+import contextlib
+import io
 import json
+import re
+import sys
 from types import SimpleNamespace
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 import pytest
 import runs
 
-from flatmatch_jax import analyze, program
+from configs import digits
+from flatmatch_jax import analyze, program, train
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.workdir import Workdir
 
@@ -23,38 +29,55 @@ PROBED = {
 }
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tmp_path_factory.getbasetemp()
+STEPS = 16
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  return runs.finished_run(tmp_path_factory)[0]
-
-
-@pytest.fixture(scope='module')
-def probed(finished, folder):
-  """The finished run once more, probed every four steps."""
-  workdir = folder / 'probed'
-  if not workdir.exists():
-    done = runs.run(folder, runs.command(workdir, '--config.probe_every=4'))
-    assert done.returncode == 0, done.stderr
-  return workdir
-
-
-@pytest.fixture(scope='module')
-def analyzed(finished, probed, folder):
-  """What the command said about both runs."""
-  done = runs.run(
-    folder,
-    [
-      *('-m', 'flatmatch_jax.analyze', '--workdir', probed, finished),
-      *('--images=16', '--points=3'),
-    ],
+def train_for(folder, name, probe_every):
+  """A run without strong views: RandAugment takes long to compile."""
+  config = digits.get_config('method=pseudo_label+flatmatch_e,seed=1')
+  config.update(
+    steps=STEPS,
+    batch_size=8,
+    unlabeled_batch_size=16,
+    eval_batch_size=120,
+    learning_rate=0.03,
+    log_every=2,
+    eval_every=4,
+    checkpoint_every=3,
+    probe_every=probe_every,
   )
-  assert done.returncode == 0, done.stderr
-  return done
+  config.method_args.threshold = 0.2  # So that some guesses are used.
+  train.train_and_evaluate(config, str(folder / name))
+  return folder / name
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory, tiny_network, compiled):
+  return tmp_path_factory.mktemp('runs')
+
+
+@pytest.fixture(scope='module')
+def finished(folder):
+  return train_for(folder, 'finished', probe_every=0)
+
+
+@pytest.fixture(scope='module')
+def probed(folder):
+  """The finished run once more, probed every four steps."""
+  return train_for(folder, 'probed', probe_every=4)
+
+
+@pytest.fixture(scope='module')
+def analyzed(finished, probed):
+  """What the command said about both runs."""
+  stdout = io.StringIO()
+  argv = ['analyze', '--workdir', str(probed), str(finished)]
+  argv += ['--images=16', '--points=3']
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, 'argv', argv)
+    with contextlib.redirect_stdout(stdout):
+      analyze.main()
+  return stdout.getvalue()
 
 
 def test_probes_do_not_change_the_run(finished, probed):
@@ -91,7 +114,7 @@ def test_command_leaves_numbers_and_figures(analyzed, probed, finished, name):
     assert (made / f'{name}.png').read_bytes()[:4] == b'\x89PNG'
     assert (made / f'{name}.svg').read_text().rstrip().endswith('</svg>')
     with np.load(made / f'{name}.npz') as data:
-      assert data['checkpoint'] == runs.STEPS
+      assert data['checkpoint'] == STEPS
       numbers = [v for v in data.values() if v.dtype.kind == 'f']
       # A class that is never trusted has no accuracy.
       assert name == 'pseudo_labels' or all(
@@ -99,7 +122,8 @@ def test_command_leaves_numbers_and_figures(analyzed, probed, finished, name):
       )
   assert (probed / 'analysis' / f'compared_{name}.png').exists()
   assert not list(probed.rglob('*.tmp*'))
-  assert str(probed / 'analysis') in analyzed.stdout
+  assert str(probed / 'analysis') in analyzed
+  assert re.search(rf'^{name} +pseudo_label', analyzed, re.MULTILINE)
 
 
 def test_log_of_the_run_is_in_the_sharpness_figure(analyzed, probed, finished):
@@ -138,24 +162,30 @@ def test_wrong_arguments_are_one_line(
   assert error.count('\n') == 1
 
 
-def test_runs_have_names_of_their_own():
+def test_runs_that_differ_in_seeds_have_one_name():
   def names(*given):
     return analyze._labels(
       [
         SimpleNamespace(
-          run=SimpleNamespace(config=SimpleNamespace(method=method)),
-          files=Workdir(path),
+          run=SimpleNamespace(
+            config=ConfigDict({'dataset': 'digits', 'probe_every': 0} | fields)
+          )
         )
-        for method, path in given
+        for fields in given
       ]
     )
 
-  assert names(('uda', '/a/x'), ('vat', '/b/x')) == ['uda', 'vat']
-  assert names(('uda', '/a/x'), ('uda', '/a/y')) == ['x', 'y']
-  assert names(('uda', '/a/x'), ('uda', '/b/x')) == ['/a/x', '/b/x']
+  uda, vat = {'method': 'uda'}, {'method': 'vat', 'args': {'rho': 1}}
+  assert names(uda, vat) == ['uda', 'vat']
+  seeds = [uda | {'seed': n, 'split_seed': n, 'probe_every': n} for n in (0, 1)]
+  assert names(*seeds, vat) == ['uda', 'uda', 'vat']
+  fewer = vat | {'args': {'rho': 0.5}, 'variant': {'labels': 4}}
+  assert names(vat, fewer) == ['vat, args.rho=1', 'vat, args.rho=0.5']
+  other = uda | {'dataset': 'svhn'}
+  assert names(uda, other) == ['uda, digits', 'uda, svhn']
 
 
-def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(folder):
+def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(tmp_path):
   code = (
     'import sys, json, flatmatch_jax.train;'
     'before = {"flatmatch_jax.analysis", "flatmatch_jax.report"}'
@@ -163,5 +193,5 @@ def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(folder):
     'import flatmatch_jax.analyze;'
     'print(json.dumps([sorted(before), "matplotlib" in sys.modules]))'
   )
-  done = runs.run(folder, ['-c', code])
+  done = runs.run(tmp_path, ['-c', code])
   assert json.loads(done.stdout) == [[], False]

@@ -17,8 +17,10 @@ import pytest
 from runs import ROOT
 
 from flatmatch_jax import classify, cli, experiments
+from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.report import (
   __main__,
+  analyses,
   charts,
   comparison,
   export,
@@ -255,12 +257,19 @@ def test_figures_of_analyses_are_on_the_page(run):
     '<svg xmlns="http://www.w3.org/2000/svg"/>'
   )
   np.savez(folder / 'sharpness.npz', x=1)
+  Image.new('RGB', (5, 5)).save(folder / 'compared_hessian.png')
   page = Page(single.render(run, None, 'x'))
   shown = {a['alt']: a['src'] for tag, a in page.elements if tag == 'img'}
   assert shown.keys() == {'Landscape 2d', 'Sharpness'}
   # Of two formats the smaller.
   assert shown['Landscape 2d'].startswith('data:image/png')
   assert shown['Sharpness'].startswith('data:image/svg+xml')
+  assert analyses.CAPTIONS['sharpness'] in page.text
+  assert analyses.CAPTIONS.keys() == ANALYSES.keys()
+  # Of several runs those that are of several.
+  files = {'a.csv': '', 'a.tex': ''}
+  page = Page(comparison.render(comparison.group([run]), files))
+  assert [a['alt'] for tag, a in page.elements if tag == 'img'] == ['Hessian']
 
 
 def test_many_classes_are_told_by_their_confusions(tmp_path):

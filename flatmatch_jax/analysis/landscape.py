@@ -16,6 +16,7 @@ from flatmatch_jax.models import vit
 from flatmatch_jax.types import PyTree
 
 
+@jax.jit
 def random_direction(rng: jax.Array, params: PyTree) -> PyTree:
   """A random direction with the filter norms of `params`.
 

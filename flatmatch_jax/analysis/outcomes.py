@@ -7,26 +7,35 @@ import numpy as np
 from flatmatch_jax.analysis import canvas
 from flatmatch_jax.workdir import ALIKE, flatten
 
+Runs = dict[str, list[dict]]
 
-def convergence(runs: dict[str, dict]):
+
+def convergence(runs: Runs):
   """Accuracy, both losses and their difference over steps."""
   figure, axes = canvas.make(1, 4, 3.6, 3.2)
-  for number, data in enumerate(runs.values()):
+  for number, seeds in enumerate(runs.values()):
     color = f'C{number}'
-    if 'error_error' in data:
-      accuracy = 100 - data['error_error']
-      axes[0, 0].plot(data['error_step'], accuracy, color=color)
-    if 'log_unlabeled_loss' not in data:
-      continue
-    unlabeled, labeled = data['log_unlabeled_loss'], data['log_labeled_loss']
-    curves = labeled, unlabeled, unlabeled - labeled
-    for axis, values in zip(axes[0, 1:], curves, strict=True):
-      axis.plot(data['log_step'], values, color=color)
+    tested = [data for data in seeds if 'error_error' in data]
+    canvas.draw(
+      axes[0, 0],
+      [data['error_step'] for data in tested],
+      [100 - data['error_error'] for data in tested],
+      color=color,
+    )
+    logged = [data for data in seeds if 'log_unlabeled_loss' in data]
+    steps = [data['log_step'] for data in logged]
+    labeled = [data['log_labeled_loss'] for data in logged]
+    unlabeled = [data['log_unlabeled_loss'] for data in logged]
+    apart = [u - x for u, x in zip(unlabeled, labeled, strict=True)]
+    for axis, values in zip(
+      axes[0, 1:], (labeled, unlabeled, apart), strict=True
+    ):
+      canvas.draw(axis, steps, values, color=color)
   labels = (
     'test accuracy, %',
-    'labeled loss at θ',
-    'unlabeled loss at θ',
-    'unlabeled − labeled loss',
+    'labeled loss at θ, nats',
+    'unlabeled loss at θ, nats',
+    'unlabeled − labeled loss, nats',
   )
   for axis, label in zip(axes[0], labels, strict=True):
     axis.set(xlabel='step', ylabel=label)
@@ -35,13 +44,14 @@ def convergence(runs: dict[str, dict]):
   return figure
 
 
-def sensitivity(runs: dict[str, dict]):
+def sensitivity(runs: Runs):
   """Test error over the one number in which the runs' configs differ.
 
   Mean and deviation of runs with the same number, such as those of other seeds;
   None if the configs differ in more, or in what is no number.
   """
-  configs = [flatten(json.loads(str(d['config']))) for d in runs.values()]
+  found = [data for seeds in runs.values() for data in seeds]
+  configs = [flatten(json.loads(str(data['config']))) for data in found]
   fields = [
     field
     for field in configs[0]
@@ -56,7 +66,7 @@ def sensitivity(runs: dict[str, dict]):
   at = np.unique(numbers)
   figure, axes = canvas.make(1, 1, 4.6, 3.4)
   for kind, style in (('last', 'o-'), ('best', 's--')):
-    errors = np.array([float(d[f'error_{kind}']) for d in runs.values()])
+    errors = np.array([float(data[f'error_{kind}']) for data in found])
     same = [errors[numbers == number] for number in at]
     means = [np.mean(values) for values in same]
     bars = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in same]
@@ -73,15 +83,15 @@ def sensitivity(runs: dict[str, dict]):
   return figure
 
 
-def efficiency(runs: dict[str, dict]):
-  """Seconds a step took against the test error, of each run a point."""
+def efficiency(runs: Runs):
+  """Milliseconds of a step against the test error, of each run a point."""
   figure, axes = canvas.make(1, 1, 5.2, 3.4)
-  for number, (name, data) in enumerate(runs.items()):
+  for number, (name, seeds) in enumerate(runs.items()):
     axes[0, 0].plot(
-      1000 * data['step_seconds'],
-      data['error_last'],
+      [1000 * data['step_seconds'] for data in seeds],
+      [data['error_last'] for data in seeds],
       'os^Dv*'[number % 6],
-      label=name,
+      label=canvas.with_seeds(name, seeds),
     )
   axes[0, 0].set(
     xlabel='time of a step, ms', ylabel='test error, %', xlim=(0, None)

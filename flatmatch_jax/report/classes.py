@@ -64,7 +64,7 @@ def matrix(confusion, names) -> Html:
       for j in range(len(names))
     ]
     rows.append(tag('tr', tag('th', name, scope='row', title=name), *cells))
-  corner = tag('td', 'truth ↓ predicted →')
+  corner = tag('td', 'truth\u00a0↓ predicted\u00a0→')
   content = tag(
     'table',
     tag('thead', tag('tr', corner, *head)),

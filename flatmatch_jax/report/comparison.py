@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flatmatch_jax import experiments, methods, recipes
 from flatmatch_jax.paper_tables import TABLES
-from flatmatch_jax.report import charts
+from flatmatch_jax.report import analyses, charts
 from flatmatch_jax.report.page import (
   Html,
   data_uri,
@@ -19,7 +19,7 @@ from flatmatch_jax.report.page import (
   tag,
 )
 from flatmatch_jax.report.runs import RunFiles, series
-from flatmatch_jax.workdir import ALIKE, flatten
+from flatmatch_jax.settings import differences
 
 ERRORS = {
   'error_last': 'last',
@@ -33,10 +33,14 @@ ERRORS = {
 PANELS = (
   ('Test error', 'error, %', 'error'),
   ('Validation error', 'error, %', 'val_error'),
-  ('Labeled loss', 'loss', 'labeled_loss'),
-  ('Unlabeled loss', 'loss', 'unlabeled_loss'),
+  ('Labeled loss', 'loss, nats', 'labeled_loss'),
+  ('Unlabeled loss', 'loss, nats', 'unlabeled_loss'),
   ('Used pseudo-labels', charts.SHARE, 'used_fraction'),
   ('Right among the used', charts.SHARE, 'pseudo_label_accuracy'),
+  ('Gradient norm', 'norm', 'gradient_norm'),
+  ('Angle of labeled to total gradient', 'angle, degrees', 'gradient_angle'),
+  ('Cross-sharpness', 'rise of the loss, nats', 'cross_sharpness'),
+  ('Held-out sharpness', 'rise of the loss, nats', 'held_out_sharpness'),
 )
 
 
@@ -73,16 +77,10 @@ def group(runs: list[RunFiles]) -> list[Group]:
     alike[run.data, run.labels, run.config['method']].append(run)
   groups = []
   for (data, labels, method), members in alike.items():
-    configs = [_settings(run) for run in members]
-    different = [
-      key
-      for key in dict.fromkeys(key for config in configs for key in config)
-      if len({repr(config.get(key)) for config in configs}) > 1
-    ]
+    texts = differences([_settings(run) for run in members])
     parts = collections.defaultdict(list)
-    for run, config in zip(members, configs, strict=True):
-      shown = [f'{key}={config.get(key, "absent")}' for key in different]
-      parts[', '.join(shown)].append(run)
+    for run, text in zip(members, texts, strict=True):
+      parts[text].append(run)
     for settings, part in parts.items():
       part.sort(key=lambda run: (run.config['seed'], run.config['split_seed']))
       groups.append(Group(data, labels, method, settings, part))
@@ -95,10 +93,7 @@ def _order(labels):
 
 
 def _settings(run):
-  fields = flatten(run.config)
-  for key in ALIKE:
-    fields.pop(key, None)
-  return fields | {'images': run.dataset.get('fingerprint')}
+  return run.config | {'images': run.dataset.get('fingerprint')}
 
 
 def mean_and_deviation(values: list[float]) -> tuple[float, float | None]:
@@ -151,6 +146,7 @@ def render(groups: list[Group], files: dict[str, str]) -> str:
   sections = {
     'Results': results(groups, files),
     'Curves': curves(groups),
+    'Analyses': analyses.of_several(run.files.path for run in runs),
     'Runs': every_run(groups),
   }
   return document(title, header, sections)

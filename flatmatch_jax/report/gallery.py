@@ -34,7 +34,10 @@ def examples(found: Predictions, names: list[str]) -> Html:
       )
     groups.append(tag('h3', title) + tag('div', *tiles, class_='gallery'))
   return join(
-    note(f'{found.kind.capitalize()} images; the prediction, its confidence.'),
+    note(
+      f'{found.kind.capitalize()} images; below each the prediction, its '
+      'confidence and, where it is wrong, what the image is.'
+    ),
     *map(Html, groups),
   )
 

@@ -5,11 +5,16 @@ import shlex
 
 import numpy as np
 
-from flatmatch_jax.report import charts, classes, gallery, reproduce
+from flatmatch_jax.report import (
+  analyses,
+  charts,
+  classes,
+  gallery,
+  reproduce,
+)
 from flatmatch_jax.report.page import (
   Html,
   card,
-  data_uri,
   document,
   grid,
   join,
@@ -37,7 +42,7 @@ PANELS = (
   ),
   (
     'Loss',
-    'loss',
+    'loss, nats',
     {
       'labeled_loss': 'labeled, at θ',
       'unlabeled_loss': 'unlabeled, at θ',
@@ -53,7 +58,7 @@ PANELS = (
       'largest_class': 'in the most guessed class',
     },
   ),
-  ('Threshold', 'threshold', {'threshold': 'threshold'}),
+  ('Threshold', 'confidence', {'threshold': 'threshold'}),
   (
     'Gradient norms',
     'norm',
@@ -66,13 +71,13 @@ PANELS = (
     },
   ),
   (
-    'Gradient angle',
+    'Angle of labeled to total gradient',
     'angle, degrees',
     {'gradient_angle': 'labeled against total'},
   ),
   (
     'Sharpness',
-    'rise of the loss',
+    'rise of the loss, nats',
     {
       'sharpness': 'labeled loss',
       'cross_sharpness': 'unlabeled loss (cross-sharpness)',
@@ -101,7 +106,7 @@ def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
     'Predictions': note(f'There are none: {reason}') if reason else Html(''),
     'Examples': Html(''),
     'Augmentations': Html(''),
-    'Analyses': analyses(run),
+    'Analyses': analyses.of_run(run.files.path),
     'Configuration': configuration(run),
   }
   if found:
@@ -213,28 +218,6 @@ def histogram(run: RunFiles) -> Html:
       f'equal shares would be {100 / len(names):.1f}.'
     ),
   )
-
-
-def analyses(run: RunFiles) -> Html:
-  """Figures that `python -m flatmatch_jax.analyze` left in analysis/."""
-  kinds = {'.png': 'image/png', '.svg': 'image/svg+xml'}
-  there = sorted(run.files.path.glob('analysis/**/*'))
-  figures: dict = {}
-  for path in there:
-    if path.suffix in kinds:
-      figures.setdefault(path.with_suffix(''), []).append(path)
-  cards = []
-  for stem, paths in figures.items():
-    path = min(paths, key=lambda path: path.stat().st_size)
-    name = stem.name.replace('_', ' ').capitalize()
-    image = tag(
-      'img', src=data_uri(kinds[path.suffix], path.read_bytes()), alt=name
-    )
-    cards.append(card(name, scrolling(name, image, kind='paper'), wide=True))
-  if not cards:
-    return Html('')
-  text = 'By python -m flatmatch_jax.analyze; the numbers are in analysis/.'
-  return join(note(text), grid(*cards))
 
 
 def configuration(run: RunFiles) -> Html:
