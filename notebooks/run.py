@@ -9,13 +9,16 @@ look at it.
 """
 
 import argparse
+import base64
 import hashlib
+import io
 import os
 import pathlib
 import tempfile
 
 import nbclient
 import nbformat
+from PIL import Image
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -24,6 +27,14 @@ def checksum(notebook) -> str:
   """Of the code that was executed."""
   cells = [c.source for c in notebook.cells if c.cell_type == 'code']
   return hashlib.sha256('\n\0'.join(cells).encode()).hexdigest()[:16]
+
+
+def fewer_bytes(png: str) -> str:
+  """The picture with a palette of 256 colours, or itself if that is less."""
+  picture = Image.open(io.BytesIO(base64.b64decode(png)))
+  file = io.BytesIO()
+  picture.convert('RGB').quantize(256).save(file, 'png', optimize=True)
+  return min(base64.b64encode(file.getvalue()).decode(), png, key=len)
 
 
 def execute(path: pathlib.Path, folder: pathlib.Path, **parameters):
@@ -68,6 +79,9 @@ def main():
       notebook = execute(path, pathlib.Path(folder))
     for cell in notebook.cells:  # Times of execution would change every line.
       cell.metadata.pop('execution', None)
+      for output in cell.get('outputs', []):
+        if png := output.get('data', {}).get('image/png'):
+          output.data['image/png'] = fewer_bytes(png)
     notebook.metadata = {
       'kernelspec': {
         'name': 'python3',

@@ -12,6 +12,15 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # As little of each as shows that every cell works.
 REDUCED = {
+  'ablations': {
+    'steps': 1,
+    'seeds': [0, 1],
+    'rhos': [0.05],
+    'ablations': [],
+    'points': 3,
+    'number': 16,
+    'batch_sizes': (4, 8),
+  },
   'flatmatch_in_one_page': {'steps': 2},
   'quick_start': {'steps': 2},
   'your_own_images': {'steps': 2, 'unlabeled': 48},
