@@ -125,27 +125,29 @@ def step(config, net: Network, chips: int) -> Step:
   method, recipe = recipes.parse(config.method, methods.METHODS)
   worth = experiments.images_per_step(config, method, recipe)
   under = recipe != 'plain'
+  remembers = recipe in ('flatmatch_e', 'flatmatch_last')
   labeled, unlabeled = config.batch_size, config.unlabeled_batch_size
   # Parameters, gradient and momentum read and written, and the average; under
-  # FlatMatch also ε and a second gradient.
-  arrays = 7 + 4 * under
+  # FlatMatch also ε and a second gradient; and M, measured, looked at, kept.
+  arrays = 7 + 4 * under + 5 * remembers
   number, shape = experiments.IMAGES[config.dataset]
   streamed = config.dataset in STREAMED
   saved = BYTES * net.outputs * max(labeled, unlabeled) / chips
-  held = 4 * net.params * (5 + under)
+  held = 4 * net.params * (5 + under + remembers)
   if not streamed:
     held += number * math.prod(shape)
   # The gradients of both trained views are reduced each by itself, in the type
   # of activations. Moments of views that wait for nothing go together: forward
-  # and backward, and under FlatMatch once more, since ε comes in between.
-  gradients, passes = (2, 4) if under else (1, 2)
+  # and backward, and under FlatMatch once more, since ε comes in between, if it
+  # is not known before.
+  gradients, passes = (2, 4) if under and not remembers else (1, 2)
   padding = spread(net, unlabeled / chips)
   return Step(
     flops=2 * experiments.MACS[config.model] * worth,
     accessed=BYTES * MOVES * net.outputs * worth * padding
     + 4 * net.params * arrays * chips,
     held=held + padding * saved,
-    reduced=(2 * BYTES * net.params + 4 * 5 * net.stats) * (chips > 1),
+    reduced=(2 * BYTES * net.params + 4 * 4 * net.stats) * (chips > 1),
     collectives=(gradients + passes * net.norms) * (chips > 1),
     decoded=streamed * (labeled / CROPS + unlabeled / PAIRS),
     images=streamed * (labeled + unlabeled),

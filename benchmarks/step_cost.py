@@ -25,50 +25,23 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
+from benchmarks import steps
 from configs import cifar10
-from flatmatch_jax import experiments, recipes, sharding
-from flatmatch_jax import program as program_lib
-from flatmatch_jax.data import resident, sources, splits
+from flatmatch_jax import experiments, recipes
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.methods import METHODS
-from flatmatch_jax.types import DatasetInfo, UserError
-
-NUM_IMAGES = 256
+from flatmatch_jax.types import UserError
 
 
 def compile_step(method, recipe, layout, model, batch_size):
   """Returns the compiled step, its arguments and the seconds it took."""
   name = method if recipe == 'plain' else f'{method}+{recipe}'
-  config = cifar10.get_config(f'method={name}')
-  ratio = config.unlabeled_batch_size // config.batch_size
-  config.model, config.batch_norm = model, layout
-  config.batch_size, config.unlabeled_batch_size = (
-    batch_size,
-    ratio * batch_size,
-  )
-  rng = np.random.RandomState(0)
-  images = rng.randint(0, 256, (NUM_IMAGES, 32, 32, 3), dtype=np.uint8)
-  labels = np.arange(NUM_IMAGES, dtype=np.int32) % 10
-  dataset = sources.Dataset(
-    '', images, labels, images, labels, tuple('0123456789')
-  )
-  mesh = sharding.make_mesh()
-  everywhere = sharding.replicated(mesh)
-  split = splits.make(labels, 10, 40, seed=0)
-  data = resident.place(dataset, split, everywhere)
-  if recipes.RECIPES[recipe].fixed:
-    data = resident.add_fixed(data, np.arange(40, 100), labels[40:100])
-  program = program_lib.create(
-    config, DatasetInfo(10, NUM_IMAGES, NUM_IMAGES), (32, 32, 3)
-  )
-  sample = program_lib.make_sample(
-    config, program.views, sharding.over_batch(mesh)
-  )
-  state = jax.jit(program.init, out_shardings=everywhere)(jax.random.key(0))
-  step = lambda state, data: program.step(state, sample(data, state))
+  setup = steps.create(name, layout, model, batch_size)
+  given = steps.arrays(setup)
   began = time.perf_counter()
-  compiled = jax.jit(step).lower(state, data).compile()
-  return compiled, (state, data), time.perf_counter() - began
+  # Without donation: the same state is given again and again.
+  compiled = jax.jit(steps.step(setup)).lower(*given).compile()
+  return compiled, given, time.perf_counter() - began
 
 
 def minimal_ratio(method, recipe):
@@ -81,7 +54,7 @@ def minimal_ratio(method, recipe):
 
 def measure(layout, pairs, model, batch_size, rounds):
   """Rows for all (method, recipe) pairs in one layout; FixMatch is first."""
-  steps, rows = [], []
+  timed, rows = [], []
   for method, recipe in pairs:
     compiled, args, seconds = compile_step(
       method, recipe, layout, model, batch_size
@@ -100,13 +73,13 @@ def measure(layout, pairs, model, batch_size, rounds):
         'compile_seconds': round(seconds, 1),
       }
     )
-    steps.append((compiled, args))
+    timed.append((compiled, args))
     print(
       f'  {layout} {method}+{recipe}: {flops / 1e9:.2f} GFLOP',
       file=sys.stderr,
     )
   if rounds:
-    times = np.array([[_seconds(*s) for s in steps] for _ in range(rounds + 1)])
+    times = np.array([[_seconds(*s) for s in timed] for _ in range(rounds + 1)])
     medians = np.median(times[1:], axis=0)
     for row, median in zip(rows, medians, strict=True):
       row['time_ratio'] = float(median / medians[0])

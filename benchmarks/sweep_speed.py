@@ -7,7 +7,8 @@ turns: `run` is the step that main.py compiles, once for each member; `stack of
 1` the step that a sweep compiles once for all and calls member by member;
 `stack of M` the vmapped one. Prints the seconds to compile each, milliseconds
 of a step of one member (the median of the rounds), and what a sweep of --steps
-steps comes to.
+steps comes to: on the clock, and in seconds of all cores, which other programs
+beside change less.
 """
 
 import argparse
@@ -30,10 +31,15 @@ from flatmatch_jax.data import resident
 NAMES = ['recipe_args.rho']
 
 
+def now() -> np.ndarray:
+  """Seconds on the clock, and of all cores."""
+  return np.array([time.perf_counter(), time.process_time()])
+
+
 def compiled(function, *args):
-  began = time.perf_counter()
+  began = now()
   jitted = jax.jit(function, donate_argnums=0)
-  return jitted.lower(*args).compile(), time.perf_counter() - began
+  return jitted.lower(*args).compile(), now() - began
 
 
 def stack(functions, data, count, mesh):
@@ -51,12 +57,12 @@ def stack(functions, data, count, mesh):
 
 
 def measure(step, state, given, count):
-  """Milliseconds of a step of one member."""
-  began = time.perf_counter()
+  """Milliseconds of a step of one member, twice as `now`."""
+  began = now()
   for _ in range(count):
     state, metrics = step(state, given)
   jax.block_until_ready(metrics)
-  return state, 1e3 * (time.perf_counter() - began) / count
+  return state, 1e3 * (now() - began) / count
 
 
 def main():
@@ -96,7 +102,7 @@ def main():
   for name, (function, state, given, *_) in ways.items():
     steps[name], seconds[name] = compiled(function, state, given)
     states[name], _ = measure(steps[name], state, given, 1)
-  times: dict[str, list[float]] = {name: [] for name in ways}
+  times: dict[str, list[np.ndarray]] = {name: [] for name in ways}
   for _ in range(args.rounds):
     for name, (_, _, given, count, _) in ways.items():
       calls = max(1, 12 // count)
@@ -104,13 +110,18 @@ def main():
       times[name].append(took / count)
   load = os.getloadavg()[0]
   print(f'{mesh.size} {jax.default_backend()} devices, load {load:.1f}')
-  print('way          | compile s | member step ms | sweep s')
+  print('             | on the clock               | of all cores')
+  print('way          | compile s | step ms | sweep s | the same')
   for name, (*_, compilations) in ways.items():
-    step = float(np.median(times[name]))
+    step = np.median(times[name], axis=0)
     total = (
       compilations * seconds[name] + args.members * args.steps * step / 1e3
     )
-    print(f'{name:12} | {seconds[name]:9.1f} | {step:14.1f} | {total:7.0f}')
+    columns = [
+      f'{c:9.1f} | {s:7.1f} | {t:7.0f}'
+      for c, s, t in zip(seconds[name], step, total, strict=True)
+    ]
+    print(' | '.join([f'{name:12}', *columns]))
 
 
 if __name__ == '__main__':

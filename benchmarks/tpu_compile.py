@@ -76,24 +76,25 @@ def lower(config, mesh):
   count, shape = experiments.IMAGES[config.dataset]
   classes = data_lib.SOURCES[config.dataset].num_classes or 0
   program = program_lib.create(
-    config, DatasetInfo(classes, count, count), shape
+    config, DatasetInfo(classes, count, count), shape, mesh=mesh
   )
   everywhere = sharding.replicated(mesh)
   over_batch = sharding.over_batch(mesh)
   data = abstract_data(config, program.views, everywhere, over_batch)
   streams = isinstance(data, Batch)
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
-  state = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-    jax.eval_shape(program.init, jax.eval_shape(jax.random.key, 0)),
-  )
+  shapes = jax.eval_shape(program.init, jax.eval_shape(jax.random.key, 0))
+  out = sharding.of_state(mesh, shapes), everywhere
   step = lambda state, data: program.step(state, sample(data, state))
-  jitted = jax.jit(step, donate_argnums=0, out_shardings=everywhere)
-  return jitted.lower(state, data)
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=out)
+  return jitted.lower(sharding.abstract_state(mesh, shapes), data)
 
 
-def make_mesh(topology: str, chips: int):
-  """The first `chips` of a topology, or all; and what one can do."""
+def make_mesh(topology: str, chips: int, fsdp: int = 1):
+  """The first `chips` of a topology, or all, and what one can do.
+
+  Of them each `fsdp` share one state.
+  """
   kind = topology.partition(':')[0]
   if kind not in CHIPS:
     raise UserError(
@@ -114,12 +115,7 @@ def make_mesh(topology: str, chips: int):
       f'--chips={chips} are more than the {len(devices)} of {topology}; take a '
       'larger --topology.'
     )
-  mesh = jax.make_mesh(
-    (chips or len(devices), 1),
-    ('data', 'fsdp'),
-    axis_types=2 * (jax.sharding.AxisType.Auto,),
-    devices=devices[: chips or len(devices)],
-  )
+  mesh = sharding.make_mesh(fsdp, devices[: chips or len(devices)])
   return mesh, CHIPS[kind]
 
 
@@ -134,6 +130,11 @@ def measure(config, mesh, chip: Chip, effort: float, out: str | None):
   if out:
     pathlib.Path(out).write_text(text)
   sent = hlo.totals(hlo.collectives(text))
+  # Only an all-reduce sends its bytes twice.
+  reduced = sum(
+    size if kind == 'all-reduce' else size / 2
+    for kind, (_, size) in sent.items()
+  )
   cost: Any = compiled.cost_analysis()
   memory: Any = compiled.memory_analysis()
   held = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -153,7 +154,7 @@ def measure(config, mesh, chip: Chip, effort: float, out: str | None):
       chip,
       cost['flops'],
       cost['bytes accessed'],
-      sum(size for _, size in sent.values()),
+      reduced,
       mesh.size,
     ),
   }
@@ -171,6 +172,7 @@ def describe(
     'dtype': config.dtype,
     'topology': topology,
     'chips': chips,
+    'fsdp': config.mesh.fsdp,
     'batch_size': config.batch_size,
     'unlabeled_batch_size': config.unlabeled_batch_size,
     'batch_factor': factor,
@@ -189,18 +191,25 @@ def find(rows: list[dict], description: dict) -> dict | None:
 
 
 def table(rows: list[dict]) -> str:
-  """The rows in Markdown."""
+  """The rows in Markdown, those to be compared below each other."""
   head = 'dataset, network, method, dtype, chips, batch, GFLOP, GB accessed, '
-  head += 'GB held, collectives, MB reduced, compute ms, memory ms, links ms'
+  head += 'GB held, collectives, their MB, compute ms, memory ms, links ms'
   lines = [head.split(', ')]
   lines.append(['---'] * len(lines[0]))
-  for row in rows:
+  order = 'dataset', 'model', 'chips', 'fsdp', 'dtype', 'method'
+  for row in sorted(rows, key=lambda row: [row[key] for key in order]):
     sent = row['collectives'].values()
+    batch = f'{row["batch_size"]} + {row["unlabeled_batch_size"]}'
+    if (factor := row['batch_factor']) > 1:
+      batch += f' ({factor} times)'
+    chips = str(row['chips'])
+    if row['fsdp'] > 1:
+      chips += f', state split by {row["fsdp"]}'
     lines.append(
       [
         *(row[key] for key in ('dataset', 'model', 'method', 'dtype')),
-        str(row['chips']),
-        f'{row["batch_size"]} + {row["unlabeled_batch_size"]}',
+        chips,
+        batch,
         f'{row["flops"] / 1e9:,.1f}',
         f'{row["bytes"] / 1e9:.2f}',
         f'{row["hbm_bytes"] / 1e9:.2f}',
@@ -222,7 +231,7 @@ def main(argv):
     print(table(json.loads(pathlib.Path(chosen.show).read_text())))
     return
   config = chosen.config
-  mesh, chip = make_mesh(chosen.topology, chosen.chips)
+  mesh, chip = make_mesh(chosen.topology, chosen.chips, config.mesh.fsdp)
   sizes = config.batch_size, config.unlabeled_batch_size
   factor = batch_factor(sizes, mesh.size)
   config.batch_size *= factor

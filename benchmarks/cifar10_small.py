@@ -1,0 +1,254 @@
+"""A study of CIFAR-10 on two cores, by the protocol of docs/results.md.
+
+  python benchmarks/cifar10_small.py --budget 120 --data_dir DIR
+  python benchmarks/cifar10_small.py --budget 0      # only the tables
+
+Starts one `main.py` after another, --jobs at a time, in the order of the
+protocol, until all cells are done or --budget minutes are over; then it stops
+what runs, which goes on from there in the next call. Of a finished run a small
+record is kept in docs/results/; a cell that has one is not run again, wherever
+the call is made. A run that fails is named, and the others go on. Every call
+ends by making docs/results.md's tables anew.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+import zlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import study_report
+from configs import cifar10_small as small_config
+from flatmatch_jax import files, reference
+from flatmatch_jax.workdir import Workdir, as_dict
+
+RECORDS = ROOT / 'docs' / 'results'
+EVALUATED = ('step', 'error', 'error_raw')
+AVERAGED = (  # Over the rows since the evaluation before.
+  'labeled_loss',
+  'unlabeled_loss',
+  'worst_loss',
+  'gradient_norm',
+  'gradient_angle',
+  'cross_sharpness',
+  'held_out_sharpness',
+  'used_fraction',
+  'pseudo_label_accuracy',
+  'threshold',
+)
+PAIR = ('freematch', 'flatmatch')
+MAIN = ('fixmatch', 'supervised', 'flatmatch_e')
+OTHERS = ('flexmatch', 'softmatch', 'flatmatch_fix')
+ABLATIONS = ('flatmatch_last', 'sharp_labeled', 'sharp_unlabeled', 'sharp_all')
+SEEDS = (0, 1, 2)
+STEPS = 2000
+EVALUATIONS = 10
+# Images through the network a step, forward or backward, relative to `split`:
+# BatchNorm couples the views of a population, so that gradients pass all.
+LAYOUT_COST = {
+  ('freematch', 'clean_strong'): 27 / 19,
+  ('freematch', 'joint'): 27 / 19,
+  ('flatmatch', 'clean_strong'): 27 / 19,
+  ('flatmatch', 'joint'): 54 / 19,
+}
+
+
+class Cell(NamedTuple):
+  """One run of the study."""
+
+  method: str
+  labels: int
+  seed: int
+  layout: str = 'split'
+  steps: int = STEPS
+  rho: float | None = None
+
+  @property
+  def name(self) -> str:
+    parts = [self.method, self.labels, self.seed]
+    parts += [self.layout] * (self.layout != 'split')
+    parts += [f'{self.steps}steps'] * (self.steps != STEPS)
+    parts += [f'rho{self.rho}'] * (self.rho is not None)
+    return '-'.join(map(str, parts))
+
+  @property
+  def variant(self) -> str:
+    variant = f'method={self.method},labels={self.labels}'
+    return f'{variant},seed={self.seed},split_seed={self.seed}'
+
+  def command(self, runs: pathlib.Path, data_dir: str) -> list[str]:
+    fields = {
+      'data_dir': data_dir,
+      'batch_norm': self.layout,
+      'steps': self.steps,
+      'eval_every': -(-self.steps // EVALUATIONS),
+      'compilation_cache': str(runs / 'compiled'),
+    }
+    if self.rho is not None:
+      fields['recipe_args.rho'] = self.rho
+    return [
+      sys.executable,
+      str(ROOT / 'main.py'),
+      f'--config={ROOT}/configs/cifar10_small.py:{self.variant}',
+      *(f'--config.{key}={value}' for key, value in fields.items()),
+      f'--workdir={runs / self.name}',
+    ]
+
+
+def cells() -> list[Cell]:
+  """The protocol, most important first."""
+  layouts = [
+    Cell(method, 250, seed, layout, steps)
+    for (method, layout), cost in LAYOUT_COST.items()
+    for steps in (round(STEPS / cost), STEPS)
+    for seed in SEEDS
+  ]
+  grid = lambda methods, labels: [
+    Cell(method, labels, seed) for seed in SEEDS for method in methods
+  ]
+  return [
+    *grid(PAIR, 250),
+    *grid(MAIN, 250),
+    *sorted(layouts, key=lambda cell: (cell.steps == STEPS, cell.seed)),
+    *grid(OTHERS, 250),
+    *grid((*PAIR, *MAIN), 1000),
+    *grid(ABLATIONS, 250),
+    *grid((*OTHERS, *ABLATIONS), 1000),
+    *(Cell('flatmatch', 250, s, rho=r) for s in SEEDS for r in (0.01, 0.2)),
+  ]
+
+
+def settings(config: dict) -> str:
+  """A checksum of what decides a run's errors, with its seeds."""
+  decide = reference.settings(config)
+  decide |= {key: config[key] for key in ('seed', 'split_seed')}
+  return f'{zlib.crc32(json.dumps(decide, sort_keys=True).encode()):08x}'
+
+
+def todays_settings(cell: Cell) -> str:
+  """The same of a cell that was not run yet."""
+  config = small_config.get_config(cell.variant)
+  config.batch_norm, config.steps = cell.layout, cell.steps
+  if cell.rho is not None:
+    config.recipe_args.rho = cell.rho
+  return settings(as_dict(config))
+
+
+def condense(rows: list[dict]) -> list[dict]:
+  """A row for each evaluation, in four digits."""
+  short = lambda value: float(f'{value:.4g}')
+  condensed, since = [], []
+  for row in rows:
+    since.append(row)
+    if 'error' not in row:
+      continue
+    kept = {key: row[key] for key in EVALUATED}
+    for key in AVERAGED:
+      values = [r[key] for r in since if r.get(key) is not None]
+      if values:
+        kept[key] = short(statistics.mean(values))
+    condensed.append(kept)
+    since = []
+  return condensed
+
+
+def record(cell: Cell, workdir: Workdir) -> None:
+  """Keeps the evaluations of a finished run."""
+  lines = [
+    {'settings': settings(workdir.read('config.json'))},
+    *condense(workdir.metrics()),
+  ]
+  RECORDS.mkdir(parents=True, exist_ok=True)
+  with files.replacing(RECORDS / f'{cell.name}.jsonl', 'w') as file:
+    file.writelines(json.dumps(line) + '\n' for line in lines)
+
+
+def is_recorded(cell: Cell) -> bool:
+  """Whether a cell is done; SystemExit where it was, by another protocol."""
+  path = RECORDS / f'{cell.name}.jsonl'
+  if not path.exists():
+    return False
+  with path.open() as file:
+    found = json.loads(file.readline())['settings']
+  if found != todays_settings(cell):
+    raise SystemExit(
+      f'{path} is of other settings than configs/cifar10_small.py has now: '
+      'put the config back, or remove all records and run them anew.'
+    )
+  return True
+
+
+def run_all(
+  todo, runs: pathlib.Path, data_dir, jobs: int, budget: float
+) -> list[str]:
+  """Trains `todo`, `jobs` at a time, for `budget` seconds at the most.
+
+  Returns what failed.
+  """
+  until = time.monotonic() + budget
+  runs.mkdir(parents=True, exist_ok=True)
+  environment = os.environ.copy()
+  if jobs > 1:  # A core for each.
+    flags = environment.get('XLA_FLAGS', '')
+    environment['XLA_FLAGS'] = f'{flags} --xla_cpu_multi_thread_eigen=false'
+  waiting, running, failed = list(todo), {}, []
+  try:
+    while (waiting or running) and time.monotonic() < until:
+      while waiting and len(running) < jobs:
+        cell = waiting.pop(0)
+        print(f'{time.strftime("%H:%M")} {cell.name}', flush=True)
+        with (runs / f'{cell.name}.log').open('a') as log:
+          running[cell] = subprocess.Popen(
+            cell.command(runs, data_dir),
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+          )
+      time.sleep(1)
+      for cell, process in list(running.items()):
+        if process.poll() is not None:
+          del running[cell]
+          if process.returncode:
+            failed.append(f'{runs / cell.name}.log')
+          else:
+            record(cell, Workdir(str(runs / cell.name)))
+  finally:
+    for process in running.values():
+      process.send_signal(signal.SIGTERM)
+    for process in running.values():
+      process.wait()
+  return failed
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--runs', default='runs/cifar10_small')
+  parser.add_argument('--data_dir', default='')
+  parser.add_argument('--jobs', type=int, default=os.cpu_count() or 1)
+  parser.add_argument('--budget', type=float, default=360, help='in minutes')
+  args = parser.parse_args()
+  names = [cell.name for cell in cells()]
+  todo = [cell for cell in cells() if not is_recorded(cell)]
+  print(f'{len(names) - len(todo)} of {len(names)} runs are recorded.')
+  runs = pathlib.Path(args.runs).resolve()
+  # As Ctrl-C does: what runs is stopped, and saved.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  try:
+    failed = run_all(todo, runs, args.data_dir, args.jobs, 60 * args.budget)
+  finally:
+    study_report.write(RECORDS, ROOT / 'docs', names)
+  if failed:
+    raise SystemExit(f'These runs failed; their logs: {", ".join(failed)}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,141 @@
+"""The step that `main.py` would run, and its parts, for benchmarks.
+
+On random images or, to count what XLA would do, on arrays without content.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from configs import cifar10
+from flatmatch_jax import methods, recipes, sharding, train_step
+from flatmatch_jax import program as program_lib
+from flatmatch_jax.data import resident, sources, splits
+from flatmatch_jax.types import DatasetInfo
+
+_FIXED = 60  # Images with fixed labels, where the recipe has such.
+
+
+class Setup(NamedTuple):
+  """A config as functions, and the data that it is for."""
+
+  config: Any
+  program: program_lib.Program
+  sample: Any  # (data, state) -> Batch
+  info: DatasetInfo
+  shape: tuple[int, int, int]
+  mesh: jax.sharding.Mesh
+
+
+def create(
+  method: str,
+  layout: str,
+  model: str,
+  batch_size: int,
+  num_images: int = 256,
+  num_classes: int = 10,
+  side: int = 32,
+) -> Setup:
+  """CIFAR-10's config for `batch_size` labeled images of `side` pixels."""
+  config = cifar10.get_config(f'method={method}')
+  ratio = config.unlabeled_batch_size // config.batch_size
+  config.model, config.batch_norm = model, layout
+  config.batch_size = batch_size
+  config.unlabeled_batch_size = ratio * batch_size
+  info = DatasetInfo(num_classes, num_images, num_images)
+  shape = (side, side, 3)
+  program = program_lib.create(config, info, shape)
+  mesh = sharding.make_mesh()
+  sample = program_lib.make_sample(
+    config, program.views, sharding.over_batch(mesh)
+  )
+  return Setup(config, program, sample, info, shape, mesh)
+
+
+def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
+  """The state at the start, and random images with four labels a class."""
+  classes, number, _ = setup.info
+  rng = np.random.RandomState(0)
+  images = rng.randint(0, 256, (number, *setup.shape), dtype=np.uint8)
+  labels = np.arange(number, dtype=np.int32) % classes
+  names = tuple(map(str, range(classes)))
+  dataset = sources.Dataset('', images, labels, images, labels, names)
+  everywhere = sharding.replicated(setup.mesh)
+  split = splits.make(labels, classes, 4 * classes, seed=0)
+  data = resident.place(dataset, split, everywhere)
+  if setup.program.pretrain_step:
+    fixed = np.arange(40, 40 + _FIXED)
+    data = resident.add_fixed(data, fixed, labels[fixed])
+  init = jax.jit(setup.program.init, out_shardings=everywhere)
+  return init(jax.random.key(0)), data
+
+
+def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
+  """The same without content: any number of images costs nothing."""
+  everywhere = sharding.replicated(setup.mesh)
+  array = lambda dtype, *shape: jax.ShapeDtypeStruct(
+    shape, dtype, sharding=everywhere
+  )
+  classes, number, _ = setup.info
+  data = resident.Resident(
+    resident.Images(
+      array(jnp.uint8, number, math.prod(setup.shape)), setup.shape
+    ),
+    labels=array(jnp.int32, number),
+    labeled=array(jnp.int32, 4 * classes),
+    unlabeled=array(jnp.int32, number),
+  )
+  state = jax.eval_shape(setup.program.init, jax.eval_shape(jax.random.key, 0))
+  return sharding.abstract_state(setup.mesh, state), data
+
+
+def step(setup: Setup):
+  """Sampling, augmentation and update, as `train.py` compiles them."""
+  return lambda state, data: setup.program.step(
+    state, setup.sample(data, state)
+  )
+
+
+def update(setup: Setup):
+  """What a step does with whole trees of parameters, and nothing else.
+
+  ε and the buffer, the sum of the gradients, the optimizer, the average, the
+  norms, and the look whether all is finite.
+  `update(state, grads) -> (state, θ + ε)`; `grads` are those of `gradients`.
+  """
+  config = setup.config
+  _, name = recipes.parse(config.method, methods.METHODS)
+  _, perturb = recipes.create(name, **config.recipe_args)
+  tx = program_lib.make_optimizer(config, setup.program.schedule)
+
+  def function(state, grads):
+    total, worst = grads
+    moved, memory, metrics = state.params, state.perturb, {}
+    if perturb:
+      offset, memory = perturb.update(total, state.perturb)
+      moved = optax.apply_updates(state.params, offset)
+      metrics['offset_norm'] = optax.tree.norm(offset)
+      total = jax.tree.map(jnp.add, total, worst)
+    metrics['gradient_norm'] = optax.tree.norm(total)
+    clean = train_step.Pass(None, state.batch_stats, state.method, None, {})
+    after = train_step._advance(
+      state, total, clean, memory, tx, config.ema_decay
+    )
+    after = train_step._unless_finite_keep(state, after, metrics)
+    return after, (moved, metrics)
+
+  return function
+
+
+def gradients(state):
+  """Random numbers as the gradients at θ and at θ + ε."""
+  leaves, tree = jax.tree.flatten(state.params)
+  draw = lambda seed: [
+    jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), x.shape)
+    for i, x in enumerate(leaves)
+  ]
+  return tuple(jax.tree.unflatten(tree, draw(seed)) for seed in range(2))

@@ -1,0 +1,123 @@
+"""Tables and curves of the study of CIFAR-10, from docs/results/."""
+
+import json
+import pathlib
+import re
+import statistics
+
+from scipy import stats
+
+from flatmatch_jax import files, plots
+
+_LAST = 5  # Evaluations whose median is shown.
+_BASE = 'freematch'
+_SHOWN = 6  # Of the runs that are missing.
+
+
+def read(folder: pathlib.Path) -> dict[str, list[dict]]:
+  """The evaluations of every recorded run, by its name."""
+  runs = {}
+  for path in sorted(folder.glob('*.jsonl')):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    runs[path.stem] = [row for row in rows if 'error' in row]
+  return {name: rows for name, rows in runs.items() if rows}
+
+
+def group(names: list[str]) -> dict[tuple[int, str], dict[int, str]]:
+  """(labels, variant) -> seed -> name, in the order of the protocol."""
+  groups: dict[tuple[int, str], dict[int, str]] = {}
+  for name in names:
+    method, labels, seed, *rest = name.split('-')
+    variant = ', '.join([method, *(_words(part) for part in rest)])
+    groups.setdefault((int(labels), variant), {})[int(seed)] = name
+  return groups
+
+
+def _words(part: str) -> str:
+  part = re.sub(r'^rho', 'ρ = ', part)
+  return re.sub(r'steps$', ' steps', part)
+
+
+def numbers(rows: list[dict]) -> tuple[float, float, float]:
+  """Test error in percent: last, median of the last evaluations, best."""
+  errors = [row['error'] for row in rows]
+  return errors[-1], statistics.median(errors[-_LAST:]), min(errors)
+
+
+def spread(values: list[float]) -> str:
+  if len(values) < 2:
+    return f'{values[0]:.2f}'
+  return f'{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}'
+
+
+def difference(values: list[float]) -> str:
+  """Mean of paired differences and its 95% interval, by Student's t."""
+  mean = statistics.mean(values)
+  if len(values) < 2:
+    return f'{mean:+.2f}'
+  error = statistics.stdev(values) / len(values) ** 0.5
+  half = stats.t.ppf(0.975, len(values) - 1) * error
+  return f'{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})'
+
+
+def table(runs, groups, labels: int) -> str:
+  """Markdown: a line for every variant at a number of labels."""
+  lines = [
+    f'| {labels} labels | seeds | last | median of last {_LAST} | best | '
+    f'last, minus {_BASE} on the same splits (95%) |',
+    '|---|---|---|---|---|---|',
+  ]
+  base = groups.get((labels, _BASE), {})
+  for (number, variant), seeds in groups.items():
+    done = {seed: runs[n] for seed, n in seeds.items() if n in runs}
+    if number != labels or not done:
+      continue
+    columns = zip(*(numbers(rows) for rows in done.values()), strict=True)
+    paired = [
+      numbers(rows)[0] - numbers(runs[base[seed]])[0]
+      for seed, rows in done.items()
+      if seed in base and base[seed] in runs and variant != _BASE
+    ]
+    lines.append(
+      f'| {variant} | {", ".join(map(str, sorted(done)))} | '
+      + ' | '.join(spread(list(column)) for column in columns)
+      + f' | {difference(paired) if paired else "–"} |'
+    )
+  return '\n'.join(lines)
+
+
+def write(records: pathlib.Path, docs: pathlib.Path, names: list[str]) -> None:
+  """Puts tables and missing runs between the marks of results.md."""
+  runs, groups = read(records), group(names)
+  missing = [name for name in names if name not in runs]
+  started = {
+    labels
+    for (labels, _), seeds in groups.items()
+    for name in seeds.values()
+    if name in runs
+  }
+  amount = sorted(started)
+  tables = [table(runs, groups, labels) for labels in amount]
+  done = f'{len(names) - len(missing)} of the {len(names)} runs are done.'
+  if missing:
+    done += f' The next are {", ".join(missing[:_SHOWN])}.'
+  path = docs / 'results.md'
+  text = re.sub(
+    r'(<!-- tables -->\n).*(<!-- end -->)',
+    lambda match: match[1] + '\n\n'.join([*tables, done]) + '\n' + match[2],
+    path.read_text(),
+    flags=re.DOTALL,
+  )
+  with files.replacing(path, 'w') as file:
+    file.write(text)
+  for labels in amount:
+    curves = {
+      variant: [runs[name] for name in seeds.values() if name in runs]
+      for (number, variant), seeds in groups.items()
+      if number == labels and ',' not in variant
+    }
+    if any(curves.values()):
+      plots.comparison(
+        {name: rows for name, rows in curves.items() if rows},
+        docs / 'images' / f'results_{labels}.png',
+      )

@@ -1,0 +1,250 @@
+"""How fast steps are, and which part of one takes the time.
+
+  python benchmarks/throughput.py --out docs/throughput.json \\
+      --page docs/speed.md
+  python benchmarks/throughput.py --batch_size 64 --seconds 600
+
+Whole steps of several methods are compiled as `train.py` compiles them, and so
+are two of their parts alone: sampling with augmentation, and all that is done
+with whole trees of parameters (ε, buffer, optimizer, averages, norms, the look
+whether all is finite). What is left is the network, forward and backward. Each
+runs once a round, in an order that turns, so that whatever else the machine
+does falls on all alike; ratios and shares are taken round by round, and their
+median and quartiles reported. CPU seconds, of all threads, hardly feel other
+programs and stand beside those of the clock.
+
+The host's part is measured in the loop of `train.py` without what is done at
+intervals only: its thread's CPU time a step. The device is given its next step
+while one is running, so that this is work beside the step, not added to it.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from benchmarks import steps
+from flatmatch_jax import interrupt, logging, watch
+from flatmatch_jax.data import resident
+
+METHODS = 'fixmatch,freematch,flatmatch,flatmatch_e'
+_SIDE = 1024  # Of the matrices whose product shows what the cores can do.
+_HOST_STEPS = 10
+_MARK = '<!-- benchmarks/throughput.py -->'
+
+
+class Timed:
+  """A compiled function that is run again and again on its own result."""
+
+  def __init__(self, function, state, *given):
+    began = time.perf_counter()
+    jitted = jax.jit(function, donate_argnums=0)
+    self.compiled = jitted.lower(state, *given).compile()
+    self.compile_seconds = time.perf_counter() - began
+    self.state, self._given = state, given
+
+  def run(self) -> tuple[float, float]:
+    """Seconds by the clock, and of CPUs."""
+    began, used = time.perf_counter(), time.process_time()
+    self.state, rest = self.compiled(self.state, *self._given)
+    jax.block_until_ready((self.state, rest))
+    return time.perf_counter() - began, time.process_time() - used
+
+  def counts(self) -> dict[str, float]:
+    """What XLA counts; loops, which are RandAugment's, once."""
+    cost = self.compiled.cost_analysis()
+    return {'flops': cost['flops'], 'bytes': cost['bytes accessed']}
+
+
+def build(names, model, batch_size) -> dict[str, Timed]:
+  """Whole steps by method, and the parts of each: 'sample', 'update METHOD'."""
+  timed = {}
+  for name in names:
+    setup = steps.create(name, 'split', model, batch_size)
+    state, data = steps.arrays(setup)
+    sample = lambda state, data, setup=setup: (
+      state.replace(step=state.step + 1),
+      setup.sample(data, state),
+    )
+    if 'sample' not in timed:  # The same for all: two views.
+      copy = jax.tree.map(jnp.copy, state)
+      timed['sample'] = Timed(sample, copy, data)
+    copy = jax.tree.map(jnp.copy, state)
+    timed[f'update {name}'] = Timed(
+      steps.update(setup), copy, steps.gradients(state)
+    )
+    timed[name] = Timed(steps.step(setup), state, data)
+    print(
+      f'{name}: compiled in {timed[name].compile_seconds:.0f} s',
+      file=sys.stderr,
+      flush=True,
+    )
+  matrix = jnp.ones((_SIDE, _SIDE)) / _SIDE
+  timed['product'] = Timed(lambda x, y: (x @ y, ()), matrix, matrix + 0)
+  return timed
+
+
+def rounds(timed: dict[str, Timed], seconds: float) -> dict[str, np.ndarray]:
+  """[rounds, 2] of clock and CPU seconds by name; at least three rounds."""
+  names = list(timed)
+  for name in names:
+    timed[name].run()
+  found: dict[str, list] = {name: [] for name in names}
+  end = time.perf_counter() + seconds
+  while len(found[names[0]]) < 3 or time.perf_counter() < end:
+    turn = len(found[names[0]]) % len(names)
+    for name in names[turn:] + names[:turn]:
+      found[name].append(timed[name].run())
+  return {name: np.array(rows) for name, rows in found.items()}
+
+
+def host_seconds(step: Timed) -> tuple[float, float]:
+  """CPU seconds of the loop's thread, and seconds by the clock, a step."""
+  progress = logging.Progress([], 0, _HOST_STEPS, 1)
+  watcher = watch.Watch(_HOST_STEPS, 20)
+  feed = resident.feed(step._given[0])
+  state, pending = step.state, None
+  jax.block_until_ready(state)
+  with interrupt.stop_requests() as request:
+    began, used = time.perf_counter(), time.thread_time()
+    for number in range(_HOST_STEPS):
+      state, metrics = step.compiled(state, next(feed))
+      if pending is not None:
+        watcher.step(number, pending, lambda: None)
+      pending = metrics
+      progress.step()
+      request.at_this_step()
+    used = time.thread_time() - used
+    jax.block_until_ready(state)
+    clock = time.perf_counter() - began
+  step.state = state
+  return used / _HOST_STEPS, clock / _HOST_STEPS
+
+
+def spread(values) -> list[float]:
+  """Lower quartile, median and upper quartile."""
+  return [float(f'{x:.4g}') for x in np.percentile(values, (25, 50, 75))]
+
+
+def row(name, first, times, timed, images) -> dict:
+  """All about one method; `first` is the one that others are compared with."""
+  whole, wall, cpu = times[name], times[name][:, 0], times[name][:, 1]
+  update, sample = times[f'update {name}'], times['sample']
+  host, clock = host_seconds(timed[name])
+  counts = {
+    'whole': timed[name].counts(),
+    'sample': timed['sample'].counts(),
+    'update': timed[f'update {name}'].counts(),
+  }
+  network = whole - sample - update
+  parts = {'sample': sample, 'network': network, 'update': update}
+  return {
+    'method': name,
+    'ms': spread(1e3 * wall),
+    'cpu_ms': spread(1e3 * cpu),
+    'images_per_second': spread(images / wall),
+    'gflop_per_cpu_second': spread(counts['whole']['flops'] / cpu / 1e9),
+    'ratio': spread(wall / times[first][:, 0]),
+    'cpu_ratio': spread(cpu / times[first][:, 1]),
+    'shares': {
+      part: spread(values[:, 0] / wall) for part, values in parts.items()
+    },
+    'cpu_shares': {
+      part: spread(values[:, 1] / cpu) for part, values in parts.items()
+    },
+    'host_ms': round(1e3 * host, 3),
+    'host_share': float(f'{host / clock:.3g}'),
+    'counts': counts,
+    'compile_seconds': round(timed[name].compile_seconds, 1),
+  }
+
+
+def table(result) -> str:
+  """The rows in Markdown, and how they were measured."""
+  head = (
+    'method, ms, CPU ms, images/s, × first, × first in CPU time, sampling %, '
+    'network %, update %, host %, GFLOP, GB, GFLOP a CPU second'
+  )
+  lines = [head.split(', ')]
+  lines.append(['---'] * len(lines[0]))
+  between = lambda x, digits=3: (
+    f'{x[1]:.{digits}f} ({x[0]:.{digits}f} to {x[2]:.{digits}f})'
+  )
+  for r in result['rows']:
+    lines.append(
+      [
+        r['method'],
+        between(r['ms'], 0),
+        between(r['cpu_ms'], 0),
+        f'{r["images_per_second"][1]:.1f}',
+        between(r['ratio']),
+        between(r['cpu_ratio']),
+        *(f'{100 * r["shares"][part][1]:.2f}' for part in r['shares']),
+        f'{100 * r["host_share"]:.2f}',
+        f'{r["counts"]["whole"]["flops"] / 1e9:.2f}',
+        f'{r["counts"]["whole"]["bytes"] / 1e9:.3f}',
+        f'{r["gflop_per_cpu_second"][1]:.1f}',
+      ]
+    )
+  text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  batch = result['batch_size']
+  return text + (
+    f'\n\n{result["model"]}, {batch} + {result["images"] - batch} images, '
+    f'{result["rounds"]} rounds on {result["cores"]} cores, on which '
+    f'{result["load_before"]:.1f} programs were running before. A product of '
+    f'{_SIDE} × {_SIDE} matrices takes a CPU second for '
+    f'{result["product_gflop_per_cpu_second"][1]:.1f} GFLOP.'
+  )
+
+
+def put_into(path: pathlib.Path, text: str) -> None:
+  """Replaces what stands between the two marks of a file."""
+  before, mark, rest = path.read_text().partition(_MARK)
+  _, _, after = rest.partition(_MARK)
+  path.write_text(f'{before}{mark}\n\n{text}\n\n{mark}{after}')
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--methods', default=METHODS, help='the first is 1')
+  parser.add_argument('--model', default='wrn_28_2')
+  parser.add_argument('--batch_size', type=int, default=8, help='labeled')
+  parser.add_argument('--seconds', type=float, default=90, help='of rounds')
+  parser.add_argument('--out', help='JSON file')
+  parser.add_argument('--page', type=pathlib.Path, help='to put the table into')
+  args = parser.parse_args()
+  names = args.methods.split(',')
+  load = os.getloadavg()[0]
+  timed = build(names, args.model, args.batch_size)
+  times = rounds(timed, args.seconds)
+  images = 8 * args.batch_size
+  rows = [row(name, names[0], times, timed, images) for name in names]
+  product = spread(2 * _SIDE**3 / times['product'][:, 1] / 1e9)
+  result = {
+    'model': args.model,
+    'batch_size': args.batch_size,
+    'images': images,
+    'rounds': len(times['product']),
+    'devices': f'{jax.device_count()} {jax.devices()[0].device_kind}',
+    'cores': len(os.sched_getaffinity(0)),
+    'load_before': load,
+    'product_gflop_per_cpu_second': product,
+    'rows': rows,
+  }
+  print(table(result))
+  if args.out:
+    pathlib.Path(args.out).write_text(json.dumps(result, indent=1) + '\n')
+  if args.page:
+    put_into(args.page, table(result))
+
+
+if __name__ == '__main__':
+  main()
