@@ -68,13 +68,20 @@ def test_data_stays_abstract_and_has_its_true_size():
   assert data.unlabeled['weak'].sharding == where[1]
 
 
-@pytest.mark.parametrize('config', [cifar10, imagenet])
-def test_the_step_is_lowered_for_the_devices_of_a_mesh(config, monkeypatch):
+@pytest.mark.parametrize(
+  ('config', 'fsdp'), [(cifar10, 1), (cifar10, 4), (imagenet, 1)]
+)
+def test_the_step_is_lowered_for_the_devices_of_a_mesh(
+  config, fsdp, monkeypatch
+):
   create = lambda name, classes, momentum, heads, *rest: TinyNet(classes, heads)
   monkeypatch.setattr(models, 'create', create)
   config = config.get_config('method=flatmatch_e')
-  mesh = sharding.make_mesh()
+  monkeypatch.setattr(sharding, '_LARGE', 256)
+  mesh = sharding.make_mesh(fsdp)
   text = tpu_compile.lower(config, mesh).as_text()
+  # The second kernel, [3, 3, 8, 16].
+  assert ('[{}, {}, {}, {"fsdp"}]' in text) == (fsdp > 1)
   assert f'mhlo.num_partitions = {mesh.size} ' in text
   assert 'tensor<50000x3072xui8>' in text or config.dataset == 'imagenet'
 
@@ -103,6 +110,10 @@ def test_no_chip_is_asked_for_less_by_more_chips():
   assert plain.reduced == eight.reduced
   # As the compiler has it: ε stands between two halves of the step.
   assert (plain.collectives, eight.collectives) == (2 * 23 + 1, 4 * 23 + 2)
+  config.method = 'flatmatch_e'  # There ε is known before.
+  remembers = pod_arithmetic.step(config, net, 8)
+  assert remembers.collectives == plain.collectives
+  assert remembers.held > eight.held
 
 
 def test_lanes_are_filled_by_images_or_by_channels():
@@ -126,7 +137,11 @@ def test_a_table_marks_what_binds():
   row |= {'flops': 1e10, 'bytes': 5e9, 'hbm_bytes': 1e9}
   row['collectives'] = {'all-reduce': {'count': 3, 'bytes': 2e6}}
   last = tpu_compile.table([row]).splitlines()[-1]
+  assert '| 4 | 64 + 448 |' in last
   assert last.endswith('| 3 | 2.0 | 0.10 | **5.00** | 0.00 |')
+  row |= {'batch_factor': 4, 'fsdp': 2}
+  last = tpu_compile.table([row]).splitlines()[-1]
+  assert '| 4, state split by 2 | 64 + 448 (4 times) |' in last
 
 
 def test_bytes_count_padding_and_what_a_gather_takes():
