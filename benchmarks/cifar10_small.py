@@ -105,26 +105,24 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-  """The protocol, most important first."""
-  layouts = [
+  """The protocol, most important first: the pair, then a row of each kind."""
+  grid = lambda methods, labels, seeds: [
+    Cell(method, labels, seed) for seed in seeds for method in methods
+  ]
+  layouts = lambda seed: [
     Cell(method, 250, seed, layout, steps)
     for (method, layout), cost in LAYOUT_COST.items()
     for steps in (round(STEPS / cost), STEPS)
-    for seed in SEEDS
   ]
-  grid = lambda methods, labels: [
-    Cell(method, labels, seed) for seed in SEEDS for method in methods
+  others = lambda seed: [
+    *grid(MAIN, 250, [seed]),
+    *layouts(seed),
+    *grid((*OTHERS, *ABLATIONS), 250, [seed]),
+    *(Cell('flatmatch', 250, seed, rho=rho) for rho in (0.01, 0.2)),
+    *grid((*MAIN, *OTHERS, *ABLATIONS), 1000, [seed]),
   ]
-  return [
-    *grid(PAIR, 250),
-    *grid(MAIN, 250),
-    *sorted(layouts, key=lambda cell: (cell.steps == STEPS, cell.seed)),
-    *grid(OTHERS, 250),
-    *grid((*PAIR, *MAIN), 1000),
-    *grid(ABLATIONS, 250),
-    *grid((*OTHERS, *ABLATIONS), 1000),
-    *(Cell('flatmatch', 250, s, rho=r) for s in SEEDS for r in (0.01, 0.2)),
-  ]
+  pairs = [cell for n in (250, 1000) for cell in grid(PAIR, n, SEEDS)]
+  return pairs + [cell for seed in SEEDS for cell in others(seed)]
 
 
 def settings(config: dict) -> str:
