@@ -11,7 +11,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 import numpy as np
 
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import PyTree, UserError
 
 _AXES = ('data', 'fsdp')
 # Elements from which a leaf is split: below, 16 KB of float32, sending it
@@ -97,6 +97,18 @@ def make_gather(mesh: Mesh | None):
 
   gather.defvjp(lambda params: (gather(params), None), split)
   return gather
+
+
+def settle(values: PyTree) -> PyTree:
+  """Waits for `values` where several CPU devices of this process make them.
+
+  These share a few threads, which a program holds while it waits for a sum over
+  the devices: two that overlap can wait for each other's threads for ever.
+  Accelerators keep programs in order, and nothing waits.
+  """
+  if jax.default_backend() == 'cpu' and jax.local_device_count() > 1:
+    jax.block_until_ready(values)
+  return values
 
 
 def place(array, sharding: Sharding) -> jax.Array:

@@ -98,7 +98,7 @@ def train_in(files: Workdir, config) -> TrainState:
     dataset = dataset._replace(train_images=data.images, test_images=None)
   phases.done('data')
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
-  state = jax.jit(program.init, out_shardings=placed)(key)
+  state = sharding.settle(jax.jit(program.init, out_shardings=placed)(key))
 
   # Where the run stands.
   checkpoints = Checkpoints(files.checkpoints)
@@ -160,20 +160,22 @@ def train_in(files: Workdir, config) -> TrainState:
             program.pretrain_step if plain else program.step, given
           )
           if program.clean_losses:
-            look(state, given)  # Compiled now, not when it is first asked.
+            # Compiled now, not when it is first asked.
+            sharding.settle(look(state, given))
           if config.probe_every:
-            probe(state, given, unseen)
+            sharding.settle(probe(state, given, unseen))
           progress.start()
           phases.done('compile')
         last = step == config.steps
         logs = last or step % config.log_every == 0
         row: dict = {}
         if config.probe_every and step % config.probe_every == 0:
-          row |= probe(state, given, unseen)
+          row |= sharding.settle(probe(state, given, unseen))
         elif logs and program.clean_losses:
-          row['unlabeled_loss'] = look(state, given).unlabeled
+          losses = sharding.settle(look(state, given))
+          row['unlabeled_loss'] = losses.unlabeled
         with trace.step(step, pending):
-          state, metrics = train(state, given)
+          state, metrics = sharding.settle(train(state, given))
         if pending is not None:  # The device is at most one step behind.
           watcher.step(step - 1, pending, checkpoints.latest_step)
         pending = metrics

@@ -7,11 +7,11 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
 # Compiling is most of the tests' time: four times less without LLVM's passes,
 # and three times less again by the older emitters of fusions. Eight devices on
-# two busy cores may wait long for each other; after 40 s XLA aborts.
+# two busy cores may wait long for each other; XLA would abort after 40 s.
 os.environ.setdefault(
   'XLA_FLAGS',
   '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false '
-  '--xla_cpu_collective_call_terminate_timeout_seconds=1200',
+  '--xla_cpu_collective_call_terminate_timeout_seconds=300',
 )
 
 import flax.linen as nn

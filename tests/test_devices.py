@@ -8,12 +8,16 @@ and to 1e-6 near zero.
 
 from collections import Counter
 import functools
+import os
+import subprocess
+import sys
 
 from conftest import NUM_CLASSES, Setup, make_batch
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+import runs
 
 from flatmatch_jax import hlo, methods, sharding
 from flatmatch_jax.forward import LAYOUTS
@@ -108,7 +112,7 @@ def run(setup, step, mesh, batches):
     state, metrics = step(
       state, jax.device_put(batch, sharding.over_batch(mesh))
     )
-    jax.block_until_ready(metrics)  # Virtual devices have few threads.
+    sharding.settle(metrics)
   return state, metrics
 
 
@@ -180,3 +184,33 @@ def test_one_two_and_eight_devices_agree_and_keep_their_images(case):
   assert max(sums) <= max(4 * leaf.size for leaf in jax.tree.leaves(params))
   # Twice the batch: sums stay as they are.
   assert sent(case, times=2) == (sums, 2 * rows)
+
+
+# Without `settle` XLA ends this process: two programs wait for each other.
+OVERLAP = """
+import jax, jax.numpy as jnp
+from flatmatch_jax import sharding
+
+mesh = sharding.make_mesh()
+x = jax.device_put(jnp.ones((64, 256)), sharding.over_batch(mesh))
+w = jax.device_put(jnp.full((256, 256), 1e-3), sharding.replicated(mesh))
+loss = lambda w, x: jnp.tanh(x @ w).mean()
+step = jax.jit(lambda w, x: w - 1e-6 * jax.grad(loss)(w, x))
+look = jax.jit(loss)
+for _ in range(300):
+  seen = [sharding.settle(look(w, x)) for _ in range(5)]
+  w = sharding.settle(step(w, x))
+print('done', jax.device_count())
+"""
+
+
+def test_programs_of_virtual_devices_do_not_wait_for_ever(tmp_path):
+  flag = '--xla_cpu_collective_call_terminate_timeout_seconds=10'
+  done = subprocess.run(
+    [sys.executable, '-c', OVERLAP],
+    env=os.environ | {'XLA_FLAGS': flag, 'PYTHONPATH': str(runs.ROOT)},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout == 'done 8\n', done.stderr

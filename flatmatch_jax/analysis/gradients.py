@@ -13,5 +13,5 @@ def over_batches(
 ) -> dict[str, np.ndarray]:
   """What a probe sees of each batch, as arrays over the batches."""
   look = jax.jit(probe)
-  rows = jax.device_get([look(state, batch) for batch in batches])
+  rows = [jax.device_get(look(state, batch)) for batch in batches]
   return {key: np.array([row[key] for row in rows]) for key in rows[0]}

@@ -119,12 +119,13 @@ def measure_pseudo_labels(given: Setting, args) -> dict | str:
   guess = pseudo_labels.make_guess(run.program.forward, run.program.method)
   rows = []
   for batch in bar('pseudo-labels')(given.batches(number), total=number):
-    rows.append((*guess(run.state, batch), batch.unlabeled['truth']))
+    found = *guess(run.state, batch), batch.unlabeled['truth']
+    rows.append(jax.device_get(found))
   label, weight, truth = map(np.concatenate, zip(*rows, strict=True))
-  found = pseudo_labels.quality(
+  quality = pseudo_labels.quality(
     label, weight, truth, len(given.dataset.class_names)
   )
-  return found | {'class_names': np.array(given.dataset.class_names)}
+  return quality | {'class_names': np.array(given.dataset.class_names)}
 
 
 def measure_convergence(given: Setting, args) -> dict | str:

@@ -112,7 +112,7 @@ def _make_batches(run, dataset, split):
     feed = train.open_feed(config, views, data, 0, over_batch)
     try:
       for step in range(count):
-        yield sample(next(feed), at(step))
+        yield sharding.settle(sample(next(feed), at(step)))
     finally:
       feed.close()
 
