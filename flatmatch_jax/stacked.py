@@ -164,10 +164,11 @@ class Loop:
     self._step = over_members(functions.step, mesh)
     self._look: Any = functions.look and jax.jit(functions.look)
     self._probe: Any = jax.jit(functions.probe)
-    self._member: Any = jax.jit(
+    take: Any = jax.jit(
       lambda state, i: jax.tree.map(lambda x: x[i], state),
       out_shardings=sharding.replicated(mesh),
     )
+    self._member = lambda state, i: sharding.settle(take(state, i))
     self._sharding = sharding.over_batch(mesh)
     self._compiled: Any = None
 
@@ -213,7 +214,7 @@ class Loop:
           rows: list[dict] = [{} for _ in runs]
           for i in live:
             rows[i] |= self._look_at(runs[i], state, i, step, logs)
-          state, metrics = self._compiled(state, given)
+          state, metrics = sharding.settle(self._compiled(state, given))
           if pending is not None:  # The device is at most one step behind.
             live = _still_live(live, runs, watchers, step - 1, pending)
           if not live:
@@ -267,15 +268,18 @@ class Loop:
         seconds(runs[i]),
         speed,
       )
+    if request.signal:  # It came in the last step; others may wait.
+      train.stop(request.signal, step)
 
   def _look_at(self, run, state, i, step, logs) -> dict:
     """What a perturbed step does not measure, of the member `i`."""
     every = run.config.probe_every
     if every and step % every == 0:
-      return self._probe(self._member(state, i), run.given, run.unseen)
+      member = self._member(state, i)
+      return sharding.settle(self._probe(member, run.given, run.unseen))
     if logs and self._look:
       losses = self._look(self._member(state, i), run.given)
-      return {'unlabeled_loss': losses.unlabeled}
+      return {'unlabeled_loss': sharding.settle(losses.unlabeled)}
     return {}
 
   def _evaluate(self, runs, live, state, rows):

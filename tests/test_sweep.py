@@ -254,6 +254,31 @@ def test_request_to_stop_is_kept_when_the_last_member_stops(
   assert f'step {saved} is saved' in capsys.readouterr().err
 
 
+def test_request_to_stop_in_the_last_step_is_kept(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  """The members of that stack are done; those of the next have not begun."""
+  step = logging.Progress.step
+  taken = []
+
+  def interrupted(self):
+    step(self)
+    taken.append(self)
+    if len(taken) == STEPS:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(logging.Progress, 'step', interrupted)
+  config = make_config('supervised', eval_every=STEPS, probe_every=0)
+  seeds = {'seed': list(range(2 * jax.device_count()))}
+  with pytest.raises(SystemExit) as end:
+    sweep.sweep(config, str(tmp_path), seeds)
+  assert end.value.code == 128 + signal.SIGTERM
+  done = list(tmp_path.glob('*/result.json'))
+  assert len(taken) == STEPS
+  assert len(done) == jax.device_count()
+  assert f'step {STEPS} is saved' in capsys.readouterr().err
+
+
 def test_run_that_stops_does_not_end_the_sweep(tmp_path, monkeypatch, capsys):
   """Of those that are not stacked."""
   began = []
