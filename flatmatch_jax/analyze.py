@@ -31,7 +31,7 @@ def main():
   parser.add_argument(
     '--what',
     default=','.join(ANALYSES),
-    help='analyses, joined by commas; all if left out',
+    help=f'joined by commas, of {", ".join(ANALYSES)}; all if left out',
   )
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'

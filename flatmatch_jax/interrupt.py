@@ -54,6 +54,8 @@ def stop_requests():
     del frame
     request.signal = number
     restore()
+    if distributed.is_first():  # As a handler may write: it interrupts others.
+      os.write(2, b'\nStopping when this step is saved; again ends at once.\n')
     if several:
       os.kill(os.getpid(), signal.SIGTERM)
 

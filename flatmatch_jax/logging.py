@@ -109,12 +109,13 @@ class Progress:
       'error%': scalars.get('error'),
       'validation%': scalars.get('val_error'),
     }
-    # The last error stays in sight between evaluations.
-    self._shown |= {k: v for k, v in shown.items() if v is not None}
-    parts = [f'{k} {v:.3f}' for k, v in self._shown.items()]
+    shown = {k: v for k, v in shown.items() if v is not None}
     if self._bar is not None:
+      self._shown |= shown  # An error stays in sight until the next.
+      parts = [f'{k} {v:.3f}' for k, v in self._shown.items()]
       self._bar.set_postfix_str(' '.join([*parts, f'{speed:.0f} images/s']))
       return
+    parts = [f'{k} {v:.3f}' for k, v in shown.items()]
     images = (self._steps - step) * self.runs * self._images
     left = images / speed if speed else 0
     eta = datetime.timedelta(seconds=round(left))

@@ -28,12 +28,18 @@ def errors(rows: list[dict]) -> dict[str, float]:
         f'{key}_last': values[-1],
         f'{key}_median20': statistics.median(values[-20:]),
         f'{key}_best': min(values),
+        'evaluations': len(values),
       }
   both = [row for row in rows if {'error', 'val_error'} <= row.keys()]
   if both:  # Chosen without looking at the test set; of equals the last.
     chosen = min(reversed(both), key=lambda row: row['val_error'])
     found |= {'error_selected': chosen['error']}
   return found
+
+
+def in_median(result: dict) -> int:
+  """Of how many evaluations the median of a result is: at most 20."""
+  return min(result.get('evaluations', 20), 20)
 
 
 def summarize(config, files, num_labeled, skipped, seconds, speed) -> dict:
@@ -61,11 +67,13 @@ def describe(files: Workdir) -> str:
   result = files.read('result.json')
   text = f'{result["method"]} on {result["dataset"]} with {result["labels"]} '
   text += 'labels: '
+  count = in_median(result)
   for key, name in (('error', 'test'), ('val_error', 'validation')):
     if f'{key}_last' in result:
       text += (
         f'{name} error {result[f"{key}_last"]:.2f}% last, '
-        f'{result[f"{key}_median20"]:.2f}% median of the last 20 evaluations, '
+        f'{result[f"{key}_median20"]:.2f}% median of the last {count} '
+        'evaluations, '
         f'{result[f"{key}_best"]:.2f}% best, '
       )
   if 'error_selected' in result:

@@ -92,6 +92,7 @@ def test_result_has_its_fields(finished):
     'error_last': errors[-1],
     'error_median20': float(np.median(errors)),
     'error_best': min(errors),
+    'evaluations': len(errors),
   }
   assert result.keys() == expected.keys() | {'seconds', 'images_per_second'}
   assert {key: result[key] for key in expected} == expected
@@ -131,6 +132,14 @@ def test_metrics_hold_the_diagnostics(finished):
     assert 0 <= row['used_fraction'] <= 1
     cosine = 0.03 * np.cos(7 * np.pi / 16 * (row['step'] - 1) / STEPS)
     assert row['learning_rate'] == pytest.approx(cosine, rel=1e-5)
+
+
+def test_log_has_errors_where_they_were_measured(tmp_path_factory):
+  _, log = finished_run(tmp_path_factory)
+  lines = re.findall(rf'step (\d+)/{STEPS} (.*)', log)
+  assert [int(step) for step, _ in lines] == list(range(2, STEPS + 1, 2))
+  assert all(('error%' in text) == (int(step) % 4 == 0) for step, text in lines)
+  assert f'median of the last {STEPS // 4} evaluations' in log
 
 
 def test_description_files(finished):
@@ -307,6 +316,8 @@ def test_signal_saves_and_says_so(jobs, number):
   step = int(re.search(r'step (\d+) is saved', stop.stderr)[1])
   assert saved_steps(stop.then)[-1] == step
   assert 'same command' in stop.stderr
+  at_once = 'Stopping when this step is saved; again ends at once.'
+  assert stop.stderr.index(at_once) < stop.stderr.index('is saved. The')
   assert not (stop.then / 'result.json').exists()
 
 

@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 
+from flatmatch_jax import results
 from flatmatch_jax.report import (
   analyses,
   charts,
@@ -147,10 +148,11 @@ def header(run: RunFiles, title: str) -> Html:
 def summary(run: RunFiles, found: Predictions | None) -> Html:
   result, tiles = run.result, []
   percent = lambda value: f'{value:.2f}%'
+  count = results.in_median(result)
   for key, kind in (('error', 'test'), ('val_error', 'validation')):
     for end, name in (
       ('last', 'last'),
-      ('median20', 'median of the last 20'),
+      ('median20', f'median of the last {count}'),
       ('best', 'best'),
     ):
       if f'{key}_{end}' in result:
