@@ -162,7 +162,10 @@ def condense(rows: list[dict]) -> list[dict]:
 def record(cell: Cell, workdir: Workdir) -> None:
   """Keeps the evaluations of a finished run."""
   lines = [
-    {'settings': settings(workdir.read('config.json'))},
+    {
+      'settings': settings(workdir.read('config.json')),
+      'jax': workdir.read('versions.json')['jax'],
+    },
     *condense(workdir.metrics()),
   ]
   RECORDS.mkdir(parents=True, exist_ok=True)
@@ -196,7 +199,7 @@ def run_all(
   runs.mkdir(parents=True, exist_ok=True)
   # A run on one core takes 0.7 times the CPU time of one on two.
   cores = sorted(os.sched_getaffinity(0))
-  free = [cores[i::jobs] or cores for i in range(jobs)]
+  free = [cores[i % len(cores) :: jobs] for i in range(jobs)]
   waiting, running, failed = list(todo), {}, []
   try:
     while (waiting or running) and time.monotonic() < until:
@@ -205,10 +208,13 @@ def run_all(
         print(f'{time.strftime("%H:%M")} {cell.name}', flush=True)
         with (runs / f'{cell.name}.log').open('a') as log:
           process = subprocess.Popen(
-            cell.command(runs, data_dir), stdout=log, stderr=subprocess.STDOUT
+            cell.command(runs, data_dir),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us; we ask them to stop.
           )
-        os.sched_setaffinity(process.pid, mine)  # Before JAX looks at it.
         running[cell] = process, mine
+        os.sched_setaffinity(process.pid, mine)  # Before JAX looks at it.
       time.sleep(1)
       for cell, (process, mine) in list(running.items()):
         if process.poll() is not None:
@@ -230,7 +236,9 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--runs', default='runs/cifar10_small')
   parser.add_argument('--data_dir', default='')
-  parser.add_argument('--jobs', type=int, default=os.cpu_count() or 1)
+  parser.add_argument(
+    '--jobs', type=int, default=len(os.sched_getaffinity(0)), help='at a time'
+  )
   parser.add_argument('--budget', type=float, default=360, help='in minutes')
   args = parser.parse_args()
   names = [cell.name for cell in cells()]

@@ -54,10 +54,15 @@ def stop_requests():
     del frame
     request.signal = number
     restore()
-    if distributed.is_first():  # As a handler may write: it interrupts others.
-      os.write(2, b'\nStopping when this step is saved; again ends at once.\n')
     if several:
       os.kill(os.getpid(), signal.SIGTERM)
+    if distributed.is_first():
+      # Not by `print`, which this may have interrupted; and a reader, such as
+      # `tee`, may have ended by the same Ctrl-C.
+      with contextlib.suppress(OSError):
+        os.write(
+          2, b'\nStopping when this step is saved; again ends at once.\n'
+        )
 
   for number in (
     (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT)

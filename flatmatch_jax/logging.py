@@ -1,5 +1,6 @@
 """What a run tells: a bar on a terminal, lines in a log, files for later."""
 
+import contextlib
 import datetime
 import statistics
 import sys
@@ -13,11 +14,15 @@ from flatmatch_jax.workdir import Workdir, writing
 
 
 def say(text: str) -> None:
-  """One line on standard error, above the progress bar if there is one."""
+  """One line on standard error, above the progress bar if there is one.
+
+  Nothing where nobody reads it any more: a run goes on without its log.
+  """
   if not distributed.is_first():
     return
   line = f'[{time.strftime("%H:%M:%S")}] {printable(text)}'
-  tqdm.write(line, file=sys.stderr)
+  with contextlib.suppress(BrokenPipeError):
+    tqdm.write(line, file=sys.stderr)
 
 
 def printable(text: str) -> str:

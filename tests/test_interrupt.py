@@ -1,0 +1,81 @@
+"""Requests to stop, where whoever read the log has stopped before."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import runs
+
+ALONE = """
+import os, signal
+from flatmatch_jax import interrupt, logging
+with interrupt.stop_requests() as request:
+  os.kill(os.getpid(), signal.SIGINT)
+  logging.say('Saving.')
+print(request.signal, flush=True)
+os._exit(0)
+"""
+
+RUN = """
+import os, pathlib, sys, time
+from flatmatch_jax import interrupt
+with interrupt.stop_requests() as request:
+  pathlib.Path('group').write_text(str(os.getpgid(0)))
+  pathlib.Path('ready').touch()
+  while not request.signal:
+    time.sleep(0.05)
+  time.sleep(1)
+  pathlib.Path('saved').touch()
+sys.exit(128 + request.signal)
+"""
+
+STUDY = f"""
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # As on a terminal.
+from benchmarks import cifar10_small as study
+command = [sys.executable, '-c', {RUN!r}]
+study.Cell.command = lambda self, runs, data_dir: command
+study.run_all([study.Cell('flatmatch', 250, 0)], pathlib.Path(), '', 1, 60)
+"""
+
+
+def environment():
+  return os.environ | {'PYTHONPATH': str(runs.ROOT)}
+
+
+def test_run_is_saved_when_nobody_reads_its_log():
+  """As of `main.py 2>&1 | tee log`, whose tee ends by the same Ctrl-C."""
+  reader, writer = os.pipe()
+  os.close(reader)
+  done = subprocess.run(
+    [sys.executable, '-c', ALONE],
+    env=environment(),
+    stdout=subprocess.PIPE,
+    stderr=writer,
+    text=True,
+    timeout=300,
+  )
+  os.close(writer)
+  assert done.stdout == f'{signal.SIGINT.value}\n'
+
+
+def test_study_lets_its_runs_save(tmp_path):
+  """A terminal sends Ctrl-C to a whole group; ours would be the second."""
+  process = subprocess.Popen(
+    [sys.executable, '-c', STUDY],
+    env=environment(),
+    cwd=tmp_path,
+    start_new_session=True,
+    stderr=subprocess.DEVNULL,
+  )
+  end = time.monotonic() + 240
+  while not (tmp_path / 'ready').exists():
+    assert process.poll() is None
+    assert time.monotonic() < end
+    time.sleep(0.05)
+  os.killpg(process.pid, signal.SIGINT)
+  process.wait(timeout=60)
+  assert (tmp_path / 'saved').exists()
+  assert int((tmp_path / 'group').read_text()) != process.pid
