@@ -4,7 +4,7 @@
 
 Runs that differ in seeds only become one entry, with the test errors of each
 at five steps. What the file has of other seeds and settings stays. An entry
-needs at least two seeds.
+needs at least three seeds.
 """
 
 import argparse
@@ -24,16 +24,23 @@ def errors_of(run: Workdir) -> dict[int, float]:
 
 def entry(runs: list[Workdir], old: dict | None = None) -> dict:
   """Errors of `runs`, which differ in seeds, and of the `old` entry's."""
-  found = {run.read('result.json')['seed']: errors_of(run) for run in runs}
+  found: dict[int, dict[int, float]] = {}
   if old:
-    steps = [int(step) for step in old['errors']]
     for number, seed in enumerate(old['seeds']):
-      known = {int(s): errors[number] for s, errors in old['errors'].items()}
-      found.setdefault(seed, known)
-  else:
-    steps = _spread(sorted(set.intersection(*map(set, found.values()))))
+      rows = old['errors'].items()
+      found[seed] = {int(step): errors[number] for step, errors in rows}
+  found |= {run.read('result.json')['seed']: errors_of(run) for run in runs}
+  steps = sorted(set.intersection(*map(set, found.values())))
+  if len(steps) < reference.POINTS:
+    raise SystemExit(
+      f'{runs[0].path} and the other seeds of its setting were evaluated at '
+      f'{len(steps)} common steps, and {reference.POINTS} are needed; train '
+      'with the same config.eval_every.'
+    )
+  steps = _spread(steps)
   return {
     'settings': reference.settings(runs[0].read('config.json')),
+    'images': runs[0].read('dataset.json')['fingerprint'],
     'seeds': sorted(found),
     'errors': {
       str(step): [round(found[seed][step], 2) for seed in sorted(found)]
@@ -50,20 +57,22 @@ def _spread(steps: list[int]) -> list[int]:
 
 def update(paths: list[str], file: pathlib.Path) -> None:
   """Enters the runs at `paths` into `file`."""
-  key = lambda settings: json.dumps(settings, sort_keys=True)
+  key = lambda *parts: json.dumps(parts, sort_keys=True)
   groups: dict[str, list[Workdir]] = {}
   for path in paths:
     run = Workdir(path)
     settings = reference.settings(run.read('config.json'))
-    groups.setdefault(key(settings), []).append(run)
+    images = run.read('dataset.json')['fingerprint']
+    groups.setdefault(key(settings, images), []).append(run)
   known = {
-    key(old['settings']): old
+    key(old['settings'], old['images']): old
     for old in (json.loads(file.read_text()) if file.exists() else [])
   }
   for name, runs in groups.items():
     new = entry(runs, known.get(name))
-    if len(new['seeds']) < 2:
-      print(f'{runs[0].path} is the only seed of its setting: left out.')
+    if (number := len(new['seeds'])) < reference.LEAST_SEEDS:
+      least = reference.LEAST_SEEDS
+      print(f'{runs[0].path}: {number} of {least} seeds, so left out.')
       continue
     known[name] = new
   # A line each, so that a change shows what it changes.

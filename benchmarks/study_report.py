@@ -61,27 +61,33 @@ def difference(values: list[float]) -> str:
 
 
 def table(runs, groups, labels: int) -> str:
-  """Markdown: a line for every variant at a number of labels."""
+  """Markdown: a line for every variant at a number of labels.
+
+  Methods are paired with FreeMatch, other layouts and ρ with their own method.
+  """
   lines = [
     f'| {labels} labels | seeds | last | median of last {_LAST} | best | '
-    f'last, minus {_BASE} on the same splits (95%) |',
+    'last, minus another on the same splits (95%) |',
     '|---|---|---|---|---|---|',
   ]
-  base = groups.get((labels, _BASE), {})
   for (number, variant), seeds in groups.items():
     done = {seed: runs[n] for seed, n in seeds.items() if n in runs}
     if number != labels or not done:
       continue
+    method, *other = variant.split(', ')
+    against = method if other else _BASE
+    base = groups.get((labels, against), {})
     columns = zip(*(numbers(rows) for rows in done.values()), strict=True)
     paired = [
       numbers(rows)[0] - numbers(runs[base[seed]])[0]
       for seed, rows in done.items()
       if seed in base and base[seed] in runs and variant != _BASE
     ]
+    versus = f'{difference(paired)} against {against}' if paired else '–'
     lines.append(
       f'| {variant} | {", ".join(map(str, sorted(done)))} | '
       + ' | '.join(spread(list(column)) for column in columns)
-      + f' | {difference(paired) if paired else "–"} |'
+      + f' | {versus} |'
     )
   return '\n'.join(lines)
 

@@ -19,8 +19,9 @@ POINTS = 5
 
 # Percent; that few seeds agree does not mean that the next one will.
 _LEAST_WIDTH = 1.0
-# The 97.5% quantile of Student's t for 2, 3, … seeds.
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+LEAST_SEEDS = 3
+# The 97.5% quantile of Student's t for 3, 4, … seeds at five points.
+_QUANTILES = (2.228, 2.131, 2.086, 2.060, 2.042, 2.030, 2.021, 2.014)
 
 
 class Band(NamedTuple):
@@ -28,6 +29,7 @@ class Band(NamedTuple):
 
   errors: list[float]  # One a seed, in percent.
   seeds: list[int]
+  spread: float  # The deviation over seeds as a share of the mean.
 
   @property
   def mean(self) -> float:
@@ -37,9 +39,21 @@ class Band(NamedTuple):
   def width(self) -> float:
     """Half of the 95% prediction interval for one more normal draw, or 1%."""
     number = len(self.errors)
-    quantile = _QUANTILES[min(number - 2, len(_QUANTILES) - 1)]
-    deviation = statistics.stdev(self.errors)
+    quantile = _QUANTILES[min(number - LEAST_SEEDS, len(_QUANTILES) - 1)]
+    deviation = self.spread * self.mean
     return max(quantile * deviation * math.sqrt(1 + 1 / number), _LEAST_WIDTH)
+
+
+def make_bands(errors: dict[int, list[float]], seeds) -> dict[int, Band]:
+  """Bands by step, from the errors of each seed at these steps.
+
+  The deviation of three numbers is mostly chance, so one is taken of all
+  points: they share its ratio to the mean. Points of a run depend on each
+  other, which makes this a rule of thumb, not a test.
+  """
+  shares = [statistics.stdev(x) / statistics.mean(x) for x in errors.values()]
+  spread = math.sqrt(statistics.fmean(share**2 for share in shares))
+  return {step: Band(x, seeds, spread) for step, x in errors.items()}
 
 
 def settings(config: dict) -> dict:
@@ -49,15 +63,16 @@ def settings(config: dict) -> dict:
   return json.loads(json.dumps(decide))  # Tuples are lists there.
 
 
-def find(config) -> dict[int, Band]:
-  """Bands by step for a config like this one; empty where there are none."""
+def find(config, images: str) -> dict[int, Band]:
+  """Bands by step for a config like this one; empty where there are none.
+
+  `images` is the fingerprint of the data: names of datasets may be anybody's.
+  """
   wanted = settings(as_dict(config))
   for entry in json.loads(FILE.read_text()):
-    if entry['settings'] == wanted:
-      return {
-        int(step): Band(errors, entry['seeds'])
-        for step, errors in entry['errors'].items()
-      }
+    if entry['settings'] == wanted and entry['images'] == images:
+      errors = {int(step): row for step, row in entry['errors'].items()}
+      return make_bands(errors, entry['seeds'])
   return {}
 
 

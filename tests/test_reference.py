@@ -9,7 +9,7 @@ from scipy import stats
 from benchmarks import cifar10_small, references, study_report
 from configs import cifar10_small as small_config
 from configs import digits
-from flatmatch_jax import reference, train
+from flatmatch_jax import data, reference, train
 from flatmatch_jax.workdir import Workdir, as_dict
 
 
@@ -17,40 +17,56 @@ from flatmatch_jax.workdir import Workdir, as_dict
 def known(monkeypatch, tmp_path):
   """A file of one entry: digits' default config with three seeds."""
   settings = reference.settings(as_dict(digits.get_config()))
-  errors = {'80': [10.0, 12.0, 14.0]}
-  entry = {'settings': settings, 'seeds': [0, 1, 2], 'errors': errors}
+  entry = {
+    'settings': settings,
+    'images': 'these',
+    'seeds': [0, 1, 2],
+    'errors': {'80': [10.0, 12.0, 14.0]},
+  }
   file = tmp_path / 'references.json'
   file.write_text(json.dumps([entry]))
   monkeypatch.setattr(reference, 'FILE', file)
 
 
-@pytest.mark.parametrize('seeds', [2, 3, 10])
+@pytest.mark.parametrize('seeds', [3, 4, 10])
 def test_band_is_the_prediction_interval(seeds):
-  errors = [float(k * k) for k in range(seeds)]
-  scale = stats.tstd(errors) * math.sqrt(1 + 1 / seeds)
-  low, high = stats.t.interval(0.95, seeds - 1, sum(errors) / seeds, scale)
-  band = reference.Band(errors, list(range(seeds)))
+  errors = [50.0 + k * k for k in range(seeds)]
+  mean, deviation = sum(errors) / seeds, stats.tstd(errors)
+  scale = deviation * math.sqrt(1 + 1 / seeds)
+  freedom = reference.POINTS * (seeds - 1)
+  low, high = stats.t.interval(0.95, freedom, mean, scale)
+  band = reference.Band(errors, list(range(seeds)), deviation / mean)
   assert band.mean - band.width == pytest.approx(low, rel=1e-3)
   assert band.mean + band.width == pytest.approx(high, rel=1e-3)
 
 
 def test_band_of_equal_seeds_has_a_width():
-  assert reference.Band([2.5, 2.5, 2.5], [0, 1, 2]).width == 1.0
+  assert reference.Band([2.5, 2.5, 2.5], [0, 1, 2], 0.0).width == 1.0
+
+
+def test_points_share_their_relative_deviation():
+  """Three seeds that agree by chance do not make a point strict."""
+  errors = {1: [60.0, 60.0, 60.0], 2: [36.0, 40.0, 44.0]}
+  bands = reference.make_bands(errors, [0, 1, 2])
+  shared = math.sqrt((0 + 0.1**2) / 2)
+  assert [band.spread for band in bands.values()] == pytest.approx([shared] * 2)
+  assert bands[1].width == pytest.approx(1.5 * bands[2].width)
 
 
 @pytest.mark.usefixtures('known')
 def test_other_seeds_and_intervals_have_the_same_band():
   config = digits.get_config('seed=7,split_seed=8')
   config.log_every, config.data_dir = 3, 'elsewhere'
-  assert reference.find(config)[80].mean == 12.0
+  assert reference.find(config, 'these')[80].mean == 12.0
 
 
 @pytest.mark.usefixtures('known')
 def test_another_setting_has_no_band():
   config = digits.get_config()
   config.recipe_args.rho = 0.1
-  assert reference.find(config) == {}
-  assert reference.find(digits.get_config('labels=100')) == {}
+  assert reference.find(config, 'these') == {}
+  assert reference.find(digits.get_config('labels=100'), 'these') == {}
+  assert reference.find(digits.get_config(), 'others') == {}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +74,7 @@ def test_another_setting_has_no_band():
   [(13.9, 'As expected'), (30.0, 'Warning'), (1.0, 'Better than expected')],
 )
 def test_run_is_told_where_it_stands(error, start, capsys):
-  bands = {80: reference.Band([10.0, 12.0, 14.0], [0, 1, 2])}
+  bands = reference.make_bands({80: [10.0, 12.0, 14.0]}, [0, 1, 2])
   reference.compare(bands, 60, error)
   reference.compare(bands, 80, None)
   assert capsys.readouterr().err == ''
@@ -69,13 +85,15 @@ def test_run_is_told_where_it_stands(error, start, capsys):
   assert '10.00 to 14.00%' in said
 
 
-def finished(folder, seed, shift=0.0):
-  """A run of twelve evaluations, as its files tell."""
-  run = Workdir(str(folder / str(seed)))
+def finished(folder, seed, shift=0.0, every=10, images='these'):
+  """A run of 120 steps, as its files tell."""
+  run = Workdir(str(folder / f'{seed}-{every}-{images}'))
   run.path.mkdir()
-  rows = [{'step': s, 'error': shift + s / 10} for s in range(10, 121, 10)]
+  steps = range(every, 121, every)
+  rows = [{'step': s, 'error': shift + s / 10} for s in steps]
   run.write('config.json', as_dict(digits.get_config(f'seed={seed}')))
   run.write('result.json', {'seed': seed})
+  run.write('dataset.json', {'fingerprint': images})
   lines = [{'step': 5, 'labeled_loss': 1.0}, *rows]
   text = ''.join(json.dumps(row) + '\n' for row in lines)
   (run.path / 'metrics.jsonl').write_text(text)
@@ -84,19 +102,31 @@ def finished(folder, seed, shift=0.0):
 
 def test_runs_are_entered_seed_by_seed(tmp_path, capsys):
   file = tmp_path / 'references.json'
-  references.update([finished(tmp_path, 4)], file)
+  runs = [finished(tmp_path, seed, shift=seed) for seed in (1, 0, 2, 3)]
+  references.update(runs[:2], file)
   assert json.loads(file.read_text()) == []
-  assert 'the only seed' in capsys.readouterr().out
-  runs = [finished(tmp_path, 1, shift=1.0), finished(tmp_path, 0)]
-  references.update(runs, file)
-  (entry,) = json.loads(file.read_text())
-  assert entry['seeds'] == [0, 1]
-  assert list(entry['errors']) == ['20', '50', '70', '100', '120']
-  assert entry['errors']['120'] == [12.0, 13.0]
-  references.update([finished(tmp_path, 2, shift=2.0)], file)
+  assert '2 of 3 seeds' in capsys.readouterr().out
+  references.update(runs[:3], file)
   (entry,) = json.loads(file.read_text())
   assert entry['seeds'] == [0, 1, 2]
+  assert entry['images'] == 'these'
+  assert list(entry['errors']) == ['20', '50', '70', '100', '120']
   assert entry['errors']['120'] == [12.0, 13.0, 14.0]
+  references.update(runs[3:], file)
+  (entry,) = json.loads(file.read_text())
+  assert entry['seeds'] == [0, 1, 2, 3]
+  assert entry['errors']['120'] == [12.0, 13.0, 14.0, 15.0]
+  others = [finished(tmp_path, s, images='others') for s in range(3)]
+  references.update(others, file)
+  assert len(json.loads(file.read_text())) == 2
+
+
+def test_runs_without_common_steps_are_refused(tmp_path):
+  file = tmp_path / 'references.json'
+  runs = [finished(tmp_path, s, every=e) for s, e in ((0, 10), (1, 60))]
+  with pytest.raises(SystemExit, match='2 common steps'):
+    references.update(runs, file)
+  assert not file.exists()
 
 
 @pytest.mark.usefixtures('tiny_network')
@@ -104,7 +134,12 @@ def test_training_says_where_it_stands(tmp_path, monkeypatch, capsys):
   config = digits.get_config('method=supervised')
   config.update(steps=2, log_every=2, eval_every=2, checkpoint_every=2)
   settings = reference.settings(as_dict(config))
-  entry = {'settings': settings, 'seeds': [1, 2], 'errors': {'2': [0.0, 0.0]}}
+  entry = {
+    'settings': settings,
+    'images': data.fingerprint(data.load('digits')),
+    'seeds': [1, 2, 3],
+    'errors': {'2': [1.0, 1.0, 1.0]},
+  }
   file = tmp_path / 'references.json'
   file.write_text(json.dumps([entry]))
   monkeypatch.setattr(reference, 'FILE', file)
@@ -117,7 +152,16 @@ def test_training_says_where_it_stands(tmp_path, monkeypatch, capsys):
 )
 def test_defaults_have_a_band(config):
   """A field that is new in a config must be added to the file, too."""
-  bands = reference.find(config)
+  entries = json.loads(reference.FILE.read_text())
+  (images,) = {
+    entry['images']
+    for entry in entries
+    if entry['settings']['dataset'] == config.dataset
+  }
+  if config.dataset == 'digits':
+    assert images == data.fingerprint(data.load('digits'))
+  bands = reference.find(config, images)
+  assert max(band.mean + band.width for band in bands.values()) < 85  # Chance.
   assert len(bands) == reference.POINTS
   assert max(bands) == config.steps
 
@@ -138,7 +182,24 @@ def test_study_pairs_seeds_of_equal_splits(tmp_path):
   assert plain.startswith('| freematch | 0, 1 | 56.00 ± 5.66 |')
   assert plain.endswith('| – |')
   low, high = stats.t.interval(0.95, 1, -2.5, 0.5)
-  assert flat.endswith(f'| -2.50 ({low:+.2f} to {high:+.2f}) |')
+  ending = f'| -2.50 ({low:+.2f} to {high:+.2f}) against freematch |'
+  assert flat.endswith(ending)
+
+
+def test_study_pairs_layouts_with_their_own_method(tmp_path):
+  for name, error in (
+    ('freematch-250-0', 60.0),
+    ('flatmatch-250-0', 50.0),
+    ('flatmatch-250-0-joint', 47.0),
+    ('flatmatch-250-0-rho0.2', 51.0),
+  ):
+    row = {'step': 1, 'error': error}
+    (tmp_path / f'{name}.jsonl').write_text(json.dumps(row))
+  groups = study_report.group([cell.name for cell in cifar10_small.cells()])
+  text = study_report.table(study_report.read(tmp_path), groups, 250)
+  ends = [line.split('|')[-2].strip() for line in text.splitlines()[2:]]
+  assert ends[1] == '-10.00 against freematch'
+  assert ends[2:] == ['-3.00 against flatmatch', '+1.00 against flatmatch']
 
 
 def test_study_keeps_evaluations_and_means_between_them():
@@ -169,6 +230,7 @@ def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   run = Workdir(str(tmp_path / 'run'))
   run.path.mkdir()
   run.write('config.json', as_dict(config))
+  run.write('versions.json', {'jax': '0.10.2'})
   row = {'step': 704, 'error': 50.0, 'error_raw': 50.0}
   (run.path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
   cifar10_small.record(cell, run)
