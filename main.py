@@ -8,7 +8,7 @@ import pathlib
 from absl import app, flags
 from ml_collections import config_flags
 
-from flatmatch_jax import cli, distributed, failures, train
+from flatmatch_jax import cli, distributed, failures, startup, train
 
 _DIGITS = pathlib.Path(__file__).parent / 'configs' / 'digits.py'
 
@@ -41,6 +41,8 @@ def main(argv):
     _CONNECT_SECONDS.value,
   )
   config = _CONFIG.value
+  if not distributed.several():
+    startup.use_cores(config)
   name = f'{config.dataset}-{config.method}-{config.labels}-{config.seed}'
   failures.watch()
   with failures.ending_together():

@@ -1,4 +1,4 @@
-"""Where the seconds before the first step go."""
+"""Before the first step: cores, compiled programs, and where seconds go."""
 
 import os
 import time
@@ -8,6 +8,53 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from flatmatch_jax import logging
 from flatmatch_jax.types import UserError
+
+# Each has a copy of the state.
+_MOST_CPU_DEVICES = 8
+# Of jaxlib, whose XLA knows the option below; others refuse what they do not.
+_KNOWS_PATIENCE = (0, 10)
+_PATIENCE = '--xla_cpu_collective_call_terminate_timeout_seconds'
+
+
+def use_cores(config) -> None:
+  """Makes devices of a CPU's cores; to be called before JAX looks for any.
+
+  XLA divides one operation after another over the cores of a device, which wait
+  for each other every time. As devices of their own they take their shares of a
+  batch through all of a step: docs/speed.md has what that gains. It says
+  nothing to accelerators, nor where JAX_NUM_CPU_DEVICES is set.
+  """
+  wanted = config.mesh.cpu_devices
+  unset = jax.config.values['jax_num_cpu_devices'] < 1
+  if not unset or wanted == 1 or jax.__version_info__[:2] < _KNOWS_PATIENCE:
+    return
+  number = wanted or devices_for(config, _cores())
+  if number < 2:
+    return
+  # XLA ends a process of which a device waits for others for 40 s: one that is
+  # stopped for so long by Ctrl-Z, too.
+  flags = os.environ.get('XLA_FLAGS', '')
+  if _PATIENCE not in flags:
+    os.environ['XLA_FLAGS'] = f'{flags} {_PATIENCE}=1000000'.strip()
+  jax.config.update('jax_num_cpu_devices', number)
+
+
+def devices_for(config, cores: int) -> int:
+  """As many as there are cores and as batches can be divided by."""
+  parts = config.recipe_args.get('groups', 1) * config.microbatches
+  sizes = config.batch_size, config.unlabeled_batch_size
+  return max(
+    number
+    for number in range(1, min(cores, _MOST_CPU_DEVICES) + 1)
+    if number == 1 or not any(size % max(number * parts, 1) for size in sizes)
+  )
+
+
+def _cores():
+  """Those that this process may use, where the system tells."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 class Phases:

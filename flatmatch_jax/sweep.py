@@ -267,6 +267,7 @@ def main(argv):
       'A sweep needs --config FILE.py, --workdir DIR and --seeds or --set, '
       'such as --config configs/digits.py --workdir runs/sweep --seeds 0,1,2.'
     )
+  startup.use_cores(values.config)
   members = sweep(values.config, values.workdir, settings, values.at_once)
   print(describe(members))
   if out := stopped(members):
