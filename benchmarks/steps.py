@@ -56,6 +56,14 @@ def create(
   return Setup(config, program, sample, info, shape, mesh)
 
 
+def images_of(method: str, batch_size: int) -> int:
+  """Labeled and unlabeled images of a step with so many labeled ones."""
+  config = cifar10.get_config(f'method={method}')
+  return batch_size + config.unlabeled_batch_size * batch_size // (
+    config.batch_size
+  )
+
+
 def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
   """The state at the start, and random images with four labels a class."""
   classes, number, _ = setup.info

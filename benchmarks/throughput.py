@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import steps
-from flatmatch_jax import interrupt, logging, watch
+from flatmatch_jax import interrupt, logging, sharding, watch
 from flatmatch_jax.data import resident
 
 METHODS = 'fixmatch,freematch,flatmatch,flatmatch_e'
@@ -116,7 +116,7 @@ def host_seconds(step: Timed) -> tuple[float, float]:
   with interrupt.stop_requests() as request:
     began, used = time.perf_counter(), time.thread_time()
     for number in range(_HOST_STEPS):
-      state, metrics = step.compiled(state, next(feed))
+      state, metrics = sharding.settle(step.compiled(state, next(feed)))
       if pending is not None:
         watcher.step(number, pending, lambda: None)
       pending = metrics
@@ -225,7 +225,7 @@ def main():
   load = os.getloadavg()[0]
   timed = build(names, args.model, args.batch_size)
   times = rounds(timed, args.seconds)
-  images = 8 * args.batch_size
+  images = steps.images_of(names[0], args.batch_size)
   rows = [row(name, names[0], times, timed, images) for name in names]
   product = spread(2 * _SIDE**3 / times['product'][:, 1] / 1e9)
   result = {

@@ -115,7 +115,13 @@ def _labels(loaded) -> list[str]:
   datasets = {dataset for dataset, _ in alike}
   labels = [''] * len(loaded)
   for (dataset, method), numbers in alike.items():
-    texts = differences([as_dict(loaded[i].run.config) for i in numbers])
+    texts = differences(
+      [
+        as_dict(loaded[i].run.config)
+        | {'images': loaded[i].run.dataset.get('fingerprint')}
+        for i in numbers
+      ]
+    )
     where = dataset if len(datasets) > 1 else ''
     for i, text in zip(numbers, texts, strict=True):
       labels[i] = ', '.join(filter(None, (method, where, text)))

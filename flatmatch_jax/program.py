@@ -172,9 +172,10 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   info = DatasetInfo(
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
-  program = create(config, info, dataset['image_shape'])
+  mesh = make_mesh(config)
+  program = create(config, info, dataset['image_shape'], mesh=mesh)
   shapes = jax.eval_shape(program.init, jax.random.key(0))
-  like = sharding.abstract_state(make_mesh(config), shapes)
+  like = sharding.abstract_state(mesh, shapes)
   if (found := checkpoints.restore(like, which)) is None:
     raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
   state, notes = found

@@ -4,6 +4,7 @@ The step is vmapped over the members that a device holds; devices do not talk.
 Each member keeps a folder of its own, with ordinary checkpoints in it.
 """
 
+import contextlib
 import math
 import time
 from typing import Any, NamedTuple
@@ -251,9 +252,10 @@ class Loop:
             break
       speed = progress.images_per_second()
     finally:
-      progress.close()
-      for run in runs:
-        run.checkpoints.close()
+      with contextlib.ExitStack() as closing:  # All of them.
+        for run in runs:
+          closing.callback(run.checkpoints.close)
+        closing.callback(progress.close)
     if request.signal and step < config.steps:
       # Those that stopped before may have saved less, or nothing.
       saved = [run.checkpoints.latest_step() or 0 for run in runs]

@@ -136,12 +136,16 @@ def train_in(files: Workdir, config) -> TrainState:
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress([files], start, config.steps, images)
   watcher = watch.Watch(config.steps, config.max_skipped)
-  expected = reference.find(config)
+  expected = {}
+  if distributed.is_first():
+    images = files.read('dataset.json')['fingerprint']
+    expected = reference.find(config, images)
   trace = profile.Trace(files.tensorboard, start, config.profile_steps)
   phases.done('log')
   feed: Any = None
   train: Any = None
   pending: Any = None
+  signal: int | None = None
   try:
     with failures.ending_together(), interrupt.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
@@ -208,19 +212,20 @@ def train_in(files: Workdir, config) -> TrainState:
     if isinstance(feed, Prefetch):
       logging.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
   finally:
-    try:
-      trace.close(pending)  # First, as an error of the others would lose it.
-    finally:
-      progress.close()
+    with contextlib.ExitStack() as closing:  # From last to first, all of them.
+      closing.callback(checkpoints.close)
       if feed is not None:
-        feed.close()
-      checkpoints.close()
+        closing.callback(feed.close)
+      closing.callback(progress.close)
+      closing.callback(trace.close, pending)
 
   if int(state.step) < config.steps:
     stop(signal, int(state.step))
   skipped = int(state.skipped.total)
   if distributed.is_first():
     write_result(config, files, len(split.labeled), skipped, seconds(), speed)
+  if signal:  # It came in the last step; a sweep has others to train.
+    stop(signal, config.steps)
   return state
 
 

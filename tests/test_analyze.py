@@ -14,8 +14,9 @@ import pytest
 import runs
 
 from configs import digits
-from flatmatch_jax import analyze, program, train
+from flatmatch_jax import analyze, program, sharding, train
 from flatmatch_jax.analysis.measures import ANALYSES
+from flatmatch_jax.types import Losses
 from flatmatch_jax.workdir import Workdir
 
 PROBED = {
@@ -98,6 +99,20 @@ def test_probes_do_not_change_the_run(finished, probed):
     assert row == before
 
 
+def test_loop_waits_for_every_program(probed, folder, monkeypatch):
+  """Two that overlap on virtual devices may wait for each other for ever."""
+  waited = []
+  settle = sharding.settle
+  monkeypatch.setattr(
+    sharding, 'settle', lambda x: (waited.append(type(x)), settle(x))[1]
+  )
+  train_for(folder, 'waited', probe_every=4)
+  probes, looks = STEPS // 4, STEPS // 2 - STEPS // 4
+  assert waited.count(tuple) == STEPS  # State and metrics.
+  assert waited.count(dict) == probes + 1  # And when it was compiled.
+  assert waited.count(Losses) == looks + 1
+
+
 def test_probes_are_logged_at_their_interval(probed):
   rows = runs.rows_of(probed)
   steps = [row['step'] for row in rows if row.keys() >= PROBED]
@@ -168,7 +183,8 @@ def test_runs_that_differ_in_seeds_have_one_name():
       [
         SimpleNamespace(
           run=SimpleNamespace(
-            config=ConfigDict({'dataset': 'digits', 'probe_every': 0} | fields)
+            config=ConfigDict({'dataset': 'digits', 'probe_every': 0} | fields),
+            dataset={'fingerprint': fields.get('data_dir')},
           )
         )
         for fields in given
@@ -183,6 +199,8 @@ def test_runs_that_differ_in_seeds_have_one_name():
   assert names(vat, fewer) == ['vat, args.rho=1', 'vat, args.rho=0.5']
   other = uda | {'dataset': 'svhn'}
   assert names(uda, other) == ['uda, digits', 'uda, svhn']
+  mine = [uda | {'data_dir': name} for name in ('cats', 'dogs')]
+  assert names(*mine) == ['uda, images=cats', 'uda, images=dogs']
 
 
 def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(tmp_path):

@@ -212,5 +212,6 @@ def test_programs_of_virtual_devices_do_not_wait_for_ever(tmp_path):
     cwd=tmp_path,
     capture_output=True,
     text=True,
+    timeout=300,
   )
   assert done.stdout == 'done 8\n', done.stderr

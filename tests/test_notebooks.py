@@ -15,8 +15,8 @@ REDUCED = {
   'ablations': {
     'steps': 1,
     'seeds': [0, 1],
-    'rhos': [0.05],
-    'ablations': [],
+    'rhos': [0.05, 0.1],
+    'ablations': ['sharp_all'],
     'points': 3,
     'number': 16,
     'batch_sizes': (4, 8),

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import op_times, scaling, throughput
+from benchmarks import op_times, scaling, steps, throughput
 from flatmatch_jax.types import DatasetInfo
 
 
@@ -54,6 +54,36 @@ def test_shares_and_ratios_are_those_of_a_round(timed, monkeypatch):
   medians = {part: share[1] for part, share in row['shares'].items()}
   assert medians == {'sample': 0.05, 'network': 0.8, 'update': 0.15}
   assert row['host_share'] == 0.005
+
+
+@pytest.mark.usefixtures('tiny_network')
+def test_real_parts_are_built_and_timed():
+  names = ['fixmatch', 'flatmatch_e']
+  timed = throughput.build(names, 'wrn_10_1', batch_size=8)
+  assert sorted(timed) == sorted(
+    ['sample', 'product', *names, *(f'update {name}' for name in names)]
+  )
+  before = jax.device_get(timed['update flatmatch_e'].state)
+  times = throughput.rounds(timed, seconds=0)
+  for name in names:
+    row = throughput.row(name, names[0], times, timed, images=64)
+    assert all(
+      row['counts']['whole']['flops'] > row['counts'][part]['flops'] > 0
+      for part in ('sample', 'update')
+    )
+    assert row['host_ms'] > 0
+  # An update is all of it: parameters, averages, momenta and M.
+  after = jax.device_get(timed['update flatmatch_e'].state)
+  for part in ('params', 'ema_params', 'perturb'):
+    for old, new in zip(
+      jax.tree.leaves(getattr(before, part)),
+      jax.tree.leaves(getattr(after, part)),
+      strict=True,
+    ):
+      assert (old != new).any(), part
+  assert after.step == before.step + 4
+  assert steps.images_of('fixmatch', 8) == 64
+  assert steps.images_of('mixmatch', 8) == 16
 
 
 def test_a_table_takes_the_place_between_the_marks(tmp_path):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flatmatch_jax import sharding
 from flatmatch_jax.models import vit
 from flatmatch_jax.types import PyTree
 
@@ -66,5 +67,8 @@ def surface(
   """
   grid = np.meshgrid(*[at] * len(directions), indexing='ij')
   points = np.stack([axis.ravel() for axis in grid], -1).astype(np.float32)
-  found = [loss_at(loss, params, directions, x) for x in progress(points)]
+  found = [
+    sharding.settle(loss_at(loss, params, directions, x))
+    for x in progress(points)
+  ]
   return np.array(jax.device_get(found)).reshape(grid[0].shape)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 
+from flatmatch_jax import sharding
 from flatmatch_jax.probe import worst_case
 from flatmatch_jax.types import PyTree
 
@@ -33,6 +34,9 @@ def rises(
   Sharpness if both are the same.
   """
   _, gradient = value_and_gradient(source, params)
-  losses = [_loss_above(loss, params, gradient, rho) for rho in [0.0, *rhos]]
+  losses = [
+    sharding.settle(_loss_above(loss, params, gradient, rho))
+    for rho in [0.0, *rhos]
+  ]
   at_center, *above = jax.device_get(losses)
   return np.array(above) - at_center

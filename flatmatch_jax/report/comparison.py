@@ -23,11 +23,11 @@ from flatmatch_jax.settings import differences
 
 ERRORS = {
   'error_last': 'last',
-  'error_median20': 'median of last 20',
+  'error_median20': 'median of last 20 at most',
   'error_best': 'best',
   'error_selected': 'at best validation',
   'val_error_last': 'validation, last',
-  'val_error_median20': 'validation, median of last 20',
+  'val_error_median20': 'validation, median of last 20 at most',
   'val_error_best': 'validation, best',
 }
 PANELS = (
