@@ -31,6 +31,15 @@ class Setup(NamedTuple):
   mesh: jax.sharding.Mesh
 
 
+def config_of(method: str, model: str, batch_size: int):
+  """CIFAR-10's config with as many unlabeled images for each labeled one."""
+  config = cifar10.get_config(f'method={method}')
+  ratio = config.unlabeled_batch_size // config.batch_size
+  config.model, config.batch_size = model, batch_size
+  config.unlabeled_batch_size = ratio * batch_size
+  return config
+
+
 def create(
   method: str,
   layout: str,
@@ -41,11 +50,8 @@ def create(
   side: int = 32,
 ) -> Setup:
   """CIFAR-10's config for `batch_size` labeled images of `side` pixels."""
-  config = cifar10.get_config(f'method={method}')
-  ratio = config.unlabeled_batch_size // config.batch_size
-  config.model, config.batch_norm = model, layout
-  config.batch_size = batch_size
-  config.unlabeled_batch_size = ratio * batch_size
+  config = config_of(method, model, batch_size)
+  config.batch_norm = layout
   info = DatasetInfo(num_classes, num_images, num_images)
   shape = (side, side, 3)
   program = program_lib.create(config, info, shape)
@@ -54,14 +60,6 @@ def create(
     config, program.views, sharding.over_batch(mesh)
   )
   return Setup(config, program, sample, info, shape, mesh)
-
-
-def images_of(method: str, batch_size: int) -> int:
-  """Labeled and unlabeled images of a step with so many labeled ones."""
-  config = cifar10.get_config(f'method={method}')
-  return batch_size + config.unlabeled_batch_size * batch_size // (
-    config.batch_size
-  )
 
 
 def arrays(setup: Setup) -> tuple[Any, resident.Resident]:

@@ -2,7 +2,10 @@
 
   python benchmarks/throughput.py --out docs/throughput.json \\
       --page docs/speed.md
-  python benchmarks/throughput.py --batch_size 64 --seconds 600
+  python benchmarks/throughput.py --batch_size 64 --devices 1
+
+--out keeps a result for each network, batch and number of devices; --page gets
+a table of all that are in it.
 
 Whole steps of several methods are compiled as `train.py` compiles them, and so
 are two of their parts alone: sampling with augmentation, and all that is done
@@ -32,12 +35,12 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import steps
-from flatmatch_jax import interrupt, logging, sharding, watch
+from flatmatch_jax import interrupt, logging, sharding, startup, watch
 from flatmatch_jax.data import resident
 
 METHODS = 'fixmatch,freematch,flatmatch,flatmatch_e'
 _SIDE = 1024  # Of the matrices whose product shows what the cores can do.
-_HOST_STEPS = 10
+_HOST_STEPS = 3
 _MARK = '<!-- benchmarks/throughput.py -->'
 
 
@@ -59,9 +62,12 @@ class Timed:
     return time.perf_counter() - began, time.process_time() - used
 
   def counts(self) -> dict[str, float]:
-    """What XLA counts; loops, which are RandAugment's, once."""
-    cost = self.compiled.cost_analysis()
-    return {'flops': cost['flops'], 'bytes': cost['bytes accessed']}
+    """What XLA counts on all devices; loops, RandAugment's, once."""
+    cost, devices = self.compiled.cost_analysis(), jax.device_count()
+    return {
+      'flops': devices * cost['flops'],
+      'bytes': devices * cost['bytes accessed'],
+    }
 
 
 def build(names, model, batch_size) -> dict[str, Timed]:
@@ -167,20 +173,23 @@ def row(name, first, times, timed, images) -> dict:
   }
 
 
-def table(result) -> str:
-  """The rows in Markdown, and how they were measured."""
+def table(results: list[dict]) -> str:
+  """The rows of all results in Markdown, and how they were measured."""
   head = (
-    'method, ms, CPU ms, images/s, × first, × first in CPU time, sampling %, '
-    'network %, update %, host %, GFLOP, GB, GFLOP a CPU second'
+    'images, devices, method, ms, CPU ms, images/s, × first, '
+    '× first in CPU time, sampling %, network %, update %, host %, GFLOP, GB, '
+    'GFLOP a CPU second'
   )
   lines = [head.split(', ')]
   lines.append(['---'] * len(lines[0]))
   between = lambda x, digits=3: (
     f'{x[1]:.{digits}f} ({x[0]:.{digits}f} to {x[2]:.{digits}f})'
   )
-  for r in result['rows']:
+  for result, r in ((one, r) for one in results for r in one['rows']):
     lines.append(
       [
+        batch_of(result),
+        str(result['devices']),
         r['method'],
         between(r['ms'], 0),
         between(r['cpu_ms'], 0),
@@ -195,14 +204,27 @@ def table(result) -> str:
       ]
     )
   text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-  batch = result['batch_size']
-  return text + (
-    f'\n\n{result["model"]}, {batch} + {result["images"] - batch} images, '
-    f'{result["rounds"]} rounds on {result["cores"]} cores, on which '
-    f'{result["load_before"]:.1f} programs were running before. A product of '
-    f'{_SIDE} × {_SIDE} matrices takes a CPU second for '
+  notes = [
+    f'{result["model"]}, {batch_of(result)} images, {result["cores"]} cores, '
+    f'devices: {result["devices"]}: {result["rounds"]} rounds. A product of '
+    f'{_SIDE} × {_SIDE} matrices took a CPU second for '
     f'{result["product_gflop_per_cpu_second"][1]:.1f} GFLOP.'
-  )
+    for result in results
+  ]
+  return '\n'.join([text, '', *(f'- {note}' for note in notes)])
+
+
+def batch_of(result: dict) -> str:
+  batch = result['batch_size']
+  return f'{batch} + {result["images"] - batch}'
+
+
+def kept(path: pathlib.Path, result: dict) -> list[dict]:
+  """The results in a file, this one among them in the place of its like."""
+  key = lambda one: (one['model'], one['batch_size'], one['devices'])
+  old = json.loads(path.read_text()) if path.exists() else []
+  results = {key(one): one for one in old} | {key(result): result}
+  return [results[name] for name in sorted(results)]
 
 
 def put_into(path: pathlib.Path, text: str) -> None:
@@ -217,15 +239,21 @@ def main():
   parser.add_argument('--methods', default=METHODS, help='the first is 1')
   parser.add_argument('--model', default='wrn_28_2')
   parser.add_argument('--batch_size', type=int, default=8, help='labeled')
+  parser.add_argument(
+    '--devices', type=int, help='of a CPU; one for each core, as by main.py'
+  )
   parser.add_argument('--seconds', type=float, default=90, help='of rounds')
-  parser.add_argument('--out', help='JSON file')
+  parser.add_argument('--out', type=pathlib.Path, help='JSON file')
   parser.add_argument('--page', type=pathlib.Path, help='to put the table into')
   args = parser.parse_args()
   names = args.methods.split(',')
+  config = steps.config_of(names[0], args.model, args.batch_size)
+  config.mesh.cpu_devices = args.devices or 0
+  startup.use_cores(config)
   load = os.getloadavg()[0]
   timed = build(names, args.model, args.batch_size)
   times = rounds(timed, args.seconds)
-  images = steps.images_of(names[0], args.batch_size)
+  images = config.batch_size + config.unlabeled_batch_size
   rows = [row(name, names[0], times, timed, images) for name in names]
   product = spread(2 * _SIDE**3 / times['product'][:, 1] / 1e9)
   result = {
@@ -233,17 +261,19 @@ def main():
     'batch_size': args.batch_size,
     'images': images,
     'rounds': len(times['product']),
-    'devices': f'{jax.device_count()} {jax.devices()[0].device_kind}',
+    'devices': jax.device_count(),
     'cores': len(os.sched_getaffinity(0)),
     'load_before': load,
     'product_gflop_per_cpu_second': product,
     'rows': rows,
   }
-  print(table(result))
+  print(table([result]))
+  results = [result]
   if args.out:
-    pathlib.Path(args.out).write_text(json.dumps(result, indent=1) + '\n')
+    results = kept(args.out, result)
+    args.out.write_text(json.dumps(results, indent=1) + '\n')
   if args.page:
-    put_into(args.page, table(result))
+    put_into(args.page, table(results))
 
 
 if __name__ == '__main__':

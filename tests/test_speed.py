@@ -1,5 +1,7 @@
 """The arithmetic of the benchmarks of speed, on numbers that are known."""
 
+import json
+
 from conftest import Setup, make_batch
 import jax
 import numpy as np
@@ -82,8 +84,23 @@ def test_real_parts_are_built_and_timed():
     ):
       assert (old != new).any(), part
   assert after.step == before.step + 4
-  assert steps.images_of('fixmatch', 8) == 64
-  assert steps.images_of('mixmatch', 8) == 16
+
+
+def test_batches_keep_the_ratio_of_their_method():
+  sizes = lambda method: (
+    steps.config_of(method, 'wrn_10_1', 8).unlabeled_batch_size
+  )
+  assert sizes('fixmatch') == 56
+  assert sizes('mixmatch') == 8
+
+
+def test_results_of_other_devices_are_kept(tmp_path):
+  file = tmp_path / 'results.json'
+  result = {'model': 'a', 'batch_size': 8, 'devices': 2, 'rounds': 1}
+  given = [result, result | {'devices': 1}, result | {'rounds': 2}]
+  for one in given:
+    file.write_text(json.dumps(throughput.kept(file, one)))
+  assert json.loads(file.read_text()) == [given[1], given[2]]
 
 
 def test_a_table_takes_the_place_between_the_marks(tmp_path):
