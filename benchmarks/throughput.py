@@ -248,7 +248,7 @@ def main():
   args = parser.parse_args()
   names = args.methods.split(',')
   config = steps.config_of(names[0], args.model, args.batch_size)
-  config.mesh.cpu_devices = args.devices or 0
+  config.cpu_devices = args.devices or 0
   startup.use_cores(config)
   load = os.getloadavg()[0]
   timed = build(names, args.model, args.batch_size)

@@ -79,14 +79,12 @@ def base(
       'pretrained': '',  # File of weights to start a ViT from.
       'dtype': 'float32',  # bfloat16 computes in it; parameters stay float32.
       'remat': False,  # Saves memory, costs one more forward pass.
-      'mesh': {
-        # A state that is split: by how many devices, for networks too large for
-        # each to hold it all. Their number must be a multiple.
-        'fsdp': 1,
-        # Without accelerators: into how many devices the cores are divided; 0
-        # is one each, as far as batches can be divided.
-        'cpu_devices': 0,
-      },
+      # A state that is split: by how many devices, for networks too large for
+      # each to hold it all. Their number must be a multiple.
+      'mesh': {'fsdp': 1},
+      # Without accelerators: into how many devices the cores are divided; 0 is
+      # one each, as far as batches can be divided.
+      'cpu_devices': 0,
       'microbatches': 1,  # Parts that a batch goes through the network in.
       'bn_momentum': 0.999,
       'batch_norm': 'split',

@@ -57,7 +57,7 @@ FIELDS = {
   'unlabeled_batch_size': _whole(1),
   'microbatches': _whole(1),
   'mesh.fsdp': _whole(1),
-  'mesh.cpu_devices': _whole(0, 64, '; 0 is one for each core'),
+  'cpu_devices': _whole(0, 64, '; 0 is one for each core'),
   'eval_batch_size': _whole(1),
   'log_every': _whole(1),
   'probe_every': _whole(0, hint='; 0 never probes'),

@@ -9,8 +9,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from flatmatch_jax import logging
 from flatmatch_jax.types import UserError
 
-# Each has a copy of the state.
-_MOST_CPU_DEVICES = 8
+_MOST = 64  # As in rules.py.
+_BY_ITSELF = 8  # Each has a copy of the state.
 # Of jaxlib, whose XLA knows the option below; others refuse what they do not.
 _KNOWS_PATIENCE = (0, 10)
 _PATIENCE = '--xla_cpu_collective_call_terminate_timeout_seconds'
@@ -24,12 +24,12 @@ def use_cores(config) -> None:
   batch through all of a step: docs/speed.md has what that gains. It says
   nothing to accelerators, nor where JAX_NUM_CPU_DEVICES is set.
   """
-  wanted = config.mesh.cpu_devices
+  wanted = config.cpu_devices
   unset = jax.config.values['jax_num_cpu_devices'] < 1
   if not unset or wanted == 1 or jax.__version_info__[:2] < _KNOWS_PATIENCE:
     return
   number = wanted or devices_for(config, _cores())
-  if number < 2:
+  if not 2 <= number <= _MOST:  # What is beyond is refused later.
     return
   # XLA ends a process of which a device waits for others for 40 s: one that is
   # stopped for so long by Ctrl-Z, too.
@@ -45,7 +45,7 @@ def devices_for(config, cores: int) -> int:
   sizes = config.batch_size, config.unlabeled_batch_size
   return max(
     number
-    for number in range(1, min(cores, _MOST_CPU_DEVICES) + 1)
+    for number in range(1, min(cores, _BY_ITSELF) + 1)
     if number == 1 or not any(size % max(number * parts, 1) for size in sizes)
   )
 

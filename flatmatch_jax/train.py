@@ -302,7 +302,7 @@ def compile_and_tell(function, state, given, shardings):
   flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
   logging.say(
     f'Step compiled in {time.perf_counter() - began:.1f} s: '
-    f'{flops / 1e9:.2f} GFLOP.'
+    f'{flops / 1e9:.2f} GFLOP{" a device" * (jax.device_count() > 1)}.'
   )
   return compiled
 

@@ -25,11 +25,11 @@ FREE = (
   'compilation_cache',
   'max_skipped',
   'mesh.fsdp',
-  'mesh.cpu_devices',
+  'cpu_devices',
   'profile_steps',
 )
 # Fields that were added later, as the runs of before had them.
-_ADDED = {'profile_steps': 0, 'mesh.cpu_devices': 0}
+_ADDED = {'profile_steps': 0, 'cpu_devices': 0}
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 

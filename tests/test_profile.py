@@ -104,8 +104,9 @@ def test_trace_survives_an_error_of_the_last_checkpoint(tmp_path, monkeypatch):
   assert traced_steps(tmp_path / 'tensorboard') == [3]
 
 
-def test_runs_of_before_are_read_without_the_field(tmp_path):
+@pytest.mark.parametrize('field', ['profile_steps', 'cpu_devices'])
+def test_runs_of_before_are_read_without_the_field(tmp_path, field):
   config = json.loads(digits.get_config().to_json_best_effort())
-  del config['profile_steps']
+  del config[field]
   (tmp_path / 'config.json').write_text(json.dumps(config))
-  assert Workdir(str(tmp_path)).config().profile_steps == 0
+  assert Workdir(str(tmp_path)).config()[field] == 0
