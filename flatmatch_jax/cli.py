@@ -123,6 +123,8 @@ def parse_flags(argv: list[str]) -> list[str]:
 def _in_words(text):
   """What absl says of a value that is not of the type of its field."""
   match = re.match(r'flag --([\w.]+)=(.*?): (.*)', text, re.DOTALL)
+  if 'before a value for --config' in text:
+    return f'{text.rstrip(".")}; put --config FILE.py before it.'
   if not match:
     return text
   name, value, reason = match.groups()

@@ -33,7 +33,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests():
-  """Catches the first SIGTERM or SIGINT; the second acts as ever.
+  """Catches the first SIGTERM or SIGINT; the second ends the process at once.
 
   Of several processes JAX catches every SIGTERM, and SIGINT becomes one.
   """
@@ -54,6 +54,9 @@ def stop_requests():
     del frame
     request.signal = number
     restore()
+    # The usual handler would wait for Python's turn, which a step that hangs
+    # does not give.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if several:
       os.kill(os.getpid(), signal.SIGTERM)
     if distributed.is_first():

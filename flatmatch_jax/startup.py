@@ -32,21 +32,22 @@ def use_cores(config) -> None:
   if not 2 <= number <= _MOST:  # What is beyond is refused later.
     return
   # XLA ends a process of which a device waits for others for 40 s: one that is
-  # stopped for so long by Ctrl-Z, too.
+  # stopped for so long by Ctrl-Z, too. In seconds:
   flags = os.environ.get('XLA_FLAGS', '')
   if _PATIENCE not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {_PATIENCE}=1000000'.strip()
+    os.environ['XLA_FLAGS'] = f'{flags} {_PATIENCE}=1800'.strip()
   jax.config.update('jax_num_cpu_devices', number)
 
 
 def devices_for(config, cores: int) -> int:
   """As many as there are cores and as batches can be divided by."""
-  parts = config.recipe_args.get('groups', 1) * config.microbatches
+  if config.recipe_args.get('groups', 1) != 1 or config.microbatches != 1:
+    return 1  # They take turns in a loop, in which XLA keeps sums in no order.
   sizes = config.batch_size, config.unlabeled_batch_size
   return max(
     number
     for number in range(1, min(cores, _BY_ITSELF) + 1)
-    if number == 1 or not any(size % max(number * parts, 1) for size in sizes)
+    if not any(size % number for size in sizes)
   )
 
 

@@ -159,7 +159,8 @@ def train_in(files: Workdir, config) -> TrainState:
         given = next(feed)
         if train is None:
           plain = step <= fix_at
-          logging.say('Compiling the step.')
+          several = f' for {mesh.size} devices' if mesh.size > 1 else ''
+          logging.say(f'Compiling the step{several}.')
           train = compile_step(
             program.pretrain_step if plain else program.step, given
           )

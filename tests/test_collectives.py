@@ -20,9 +20,9 @@ CLASSES = 10
 IMAGES, SHAPE = 100, (8, 8, 3)
 FLOAT = 4  # Bytes.
 
-# Of RandAugment, in a loop over its operations: how many turns the slowest
-# device needs for each kind.
-OPERATIONS, KINDS = 3, 5
+# Of RandAugment: how many turns the slowest device needs for each of its
+# operations and kinds.
+TURNS = 3 * 5 * FLOAT
 
 # By method and layout: BatchNorm populations, and how many are trained on; sums
 # of [K], and scalars, of the losses, thresholds and metrics. FreeMatch under
@@ -92,24 +92,26 @@ def check(case, batch_size, turns):
   found, shapes = compile_step(*case, batch_size)
   populations, trained, *others = CASES[case]
   sums, norms = expected(shapes, populations, trained, *others)
-  sums[FLOAT] += turns * KINDS
+  sums[TURNS] += turns
   assert {c.kind for c in found} == {'all-reduce'}
-  sent = Counter(size for c in found for size in c.times * c.arrays)
-  assert sent == sums
-  assert sum(c.times * c.bytes for c in found) == sum(
+  # XLA for CPUs keeps them in order only outside of loops.
+  assert {c.times for c in found} == {1}
+  sent = Counter(size for c in found for size in c.arrays)
+  assert sent == +sums
+  assert sum(c.bytes for c in found) == sum(
     size * number for size, number in sums.items()
   )
   # One a norm, forward and backward; one for the gradients of each pass, and
   # two for the losses, where none of the others can take them along.
   passes = 2 if 'flatmatch' in case[0] else 1
-  messages = sum(c.times for c in found)
+  messages = len(found)
   depth = norms * (populations + trained)
   assert depth < messages <= depth + passes + turns + 2
 
 
 @pytest.mark.parametrize('case', CASES, ids='-'.join)
 def test_gradients_moments_and_scalars_are_sent(case):
-  check(case, 8, turns=OPERATIONS)
+  check(case, 8, turns=1)
 
 
 @pytest.mark.parametrize(

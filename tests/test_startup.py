@@ -73,10 +73,11 @@ def test_log_tells_where_the_start_went(tmp_path_factory):
     ((64, 448), (1, 1), 2, 2),
     ((64, 448), (1, 1), 6, 4),
     ((64, 448), (1, 1), 96, 8),  # Each has a copy of the state.
-    ((64, 448), (16, 2), 8, 2),
+    ((64, 448), (2, 1), 8, 1),  # Loops.
+    ((64, 448), (1, 2), 8, 1),
     ((7, 448), (1, 1), 4, 1),
     ((9, 27), (1, 1), 4, 3),
-    ((64, 448), (0, 1), 4, 4),  # Refused later, with a line.
+    ((0, 448), (1, 1), 4, 4),  # Refused later, with a line.
   ],
 )
 def test_cores_that_a_batch_can_be_divided_by(sizes, parts, cores, devices):

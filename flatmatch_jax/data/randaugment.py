@@ -104,6 +104,10 @@ def apply_packed(pixels, operation, magnitude, channels, groups=1):
   order = jnp.argsort(kind, axis=-1)
   count = (kind == jnp.arange(len(KINDS)).reshape(-1, 1, 1, 1)).sum(-1)
   first = jnp.cumsum(count, 0) - count  # Both are [kinds, N, groups].
+  # Of the slowest device. Not in the loops: XLA for CPUs keeps sums over
+  # devices in order only outside of loops, and devices that wait in different
+  # ones would do so for ever.
+  all_turns = -(-count.max(-1) // tile)
   pick = jax.vmap(lambda values, index: values.at[index].get(mode='clip'))
   put = jax.vmap(
     lambda values, index, new: values.at[index].set(new, mode='drop')
@@ -111,7 +115,7 @@ def apply_packed(pixels, operation, magnitude, channels, groups=1):
 
   def turn(n, pixels):
     for i, (_, prepare, finish) in enumerate(KINDS):
-      turns = -(-count[i, n].max() // tile)
+      turns = all_turns[i, n]
 
       def step(t, pixels, i=i, prepare=prepare, finish=finish, turns=turns):
         place = t * tile + jnp.arange(tile)
