@@ -138,8 +138,8 @@ def train_in(files: Workdir, config) -> TrainState:
   watcher = watch.Watch(config.steps, config.max_skipped)
   expected = {}
   if distributed.is_first():
-    images = files.read('dataset.json')['fingerprint']
-    expected = reference.find(config, images)
+    described = files.read('dataset.json')
+    expected = reference.find(config, described['fingerprint'])
   trace = profile.Trace(files.tensorboard, start, config.profile_steps)
   phases.done('log')
   feed: Any = None
