@@ -61,6 +61,30 @@ def test_run_is_saved_when_nobody_reads_its_log():
   assert done.stdout == f'{signal.SIGINT.value}\n'
 
 
+TWICE = """
+import os, signal
+from flatmatch_jax import interrupt
+with interrupt.stop_requests() as request:
+  os.kill(os.getpid(), signal.SIGINT)
+  assert request.signal == signal.SIGINT
+  os.kill(os.getpid(), signal.SIGINT)
+  print('still here')
+"""
+
+
+def test_second_request_ends_the_process_without_waiting_for_python():
+  done = subprocess.run(
+    [sys.executable, '-c', TWICE],
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == -signal.SIGINT
+  assert done.stdout == ''
+  assert 'Traceback' not in done.stderr
+
+
 def test_study_lets_its_runs_save(tmp_path):
   """A terminal sends Ctrl-C to a whole group; ours would be the second."""
   process = subprocess.Popen(
