@@ -75,6 +75,13 @@ def _check_groups(config):
       f'config.recipe_args.groups={groups} is not for {config.model}: groups '
       'would skip other blocks than the batch did; set it to 1.'
     )
+  if config.cpu_devices > 1 and max(groups, config.microbatches) > 1:
+    raise UserError(
+      f'config.cpu_devices={config.cpu_devices} is not for '
+      f'config.microbatches={config.microbatches} and {groups} of '
+      'config.recipe_args.groups: in their loops the devices of a CPU may wait '
+      'for each other for ever. Leave it at 0.'
+    )
 
 
 def _check_optimizer(config):

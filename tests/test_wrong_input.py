@@ -140,6 +140,14 @@ WRONG = (
         'are 96',
       ],
     ),
+    'microbatches and devices of a CPU': (
+      ['--config.cpu_devices=2', '--config.microbatches=2'],
+      ['cpu_devices=2', 'microbatches=2', 'for ever', 'at 0'],
+    ),
+    'groups and devices of a CPU': (
+      ['--config.cpu_devices=2', '--config.recipe_args.groups=2'],
+      ['cpu_devices=2', '2 of config.recipe_args.groups'],
+    ),
     'microbatches and devices': (
       ['--config.batch_size=40', '--config.microbatches=4'],
       ['batch_size=40', '8 devices', 'microbatches=4', '32 and 64'],
