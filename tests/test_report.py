@@ -248,6 +248,15 @@ def test_run_that_has_only_begun_has_a_page(call, tmp_path):
   assert 'unfinished, at step 0 of 400' in text
 
 
+def test_folder_of_runs_stands_for_the_runs_in_it(call, tmp_path):
+  for seed in (0, 1):
+    write_run(tmp_path / 'sweep' / f'seed={seed}', seed=seed)
+  (tmp_path / 'sweep' / 'notes').mkdir()
+  assert call('--workdir', tmp_path / 'sweep')[0] == 0
+  assert (tmp_path / 'sweep' / 'report.html').exists()
+  assert (tmp_path / 'sweep' / 'report.csv').exists()  # Of several.
+
+
 def test_figures_of_analyses_are_on_the_page(run):
   folder = run.files.path / 'analysis'
   folder.mkdir()

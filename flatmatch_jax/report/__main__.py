@@ -2,6 +2,7 @@
 
   python -m flatmatch_jax.report --workdir DIR [DIR ...] [--out FILE]
 
+A folder that is no run stands for the runs in it, such as those of a sweep.
 The page needs no other file and no network. Of one run: curves, predictions,
 examples and configuration, in DIR/report.html. Of several: a table of means
 over seeds and curves, in report.html in the folder that they lie in, with the
@@ -25,7 +26,8 @@ def main():
   parser.add_argument('--data_dir', help='folder of the data, if it has moved')
   args = parser.parse_args()
   # One named twice, as by runs/* and runs/a, counts once.
-  paths = {pathlib.Path(path).resolve(): path for path in args.workdir}
+  named = [run for path in args.workdir for run in runs.members(path)]
+  paths = {pathlib.Path(path).resolve(): path for path in named}
   found = [runs.read(path) for path in paths.values()]
   out = pathlib.Path(args.out or default_out(found))
   if out.suffix != '.html':

@@ -62,6 +62,15 @@ class RunFiles(NamedTuple):
     return f'unfinished, at step {self.step:,} of {self.config["steps"]:,}'
 
 
+def members(path: str) -> list[str]:
+  """The folder of a run itself, or the runs in a folder, such as a sweep's."""
+  folder = pathlib.Path(path)
+  if not folder.is_dir() or (folder / 'config.json').exists():
+    return [path]
+  inside = sorted(file.parent for file in folder.glob('*/config.json'))
+  return [str(run) for run in inside] or [path]
+
+
 def read(path: str) -> RunFiles:
   """Reads a workdir; UserError if it is not one."""
   if pathlib.Path(path).is_file():
