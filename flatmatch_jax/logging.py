@@ -1,5 +1,6 @@
 """What a run tells: a bar on a terminal, lines in a log, files for later."""
 
+from collections.abc import Sequence
 import contextlib
 import datetime
 import statistics
@@ -11,6 +12,8 @@ from tqdm import tqdm
 
 from flatmatch_jax import distributed
 from flatmatch_jax.workdir import Workdir, writing
+
+SHOWN = 10  # Names in a list; the rest is a number.
 
 
 def say(text: str) -> None:
@@ -30,6 +33,13 @@ def printable(text: str) -> str:
   return ''.join(
     c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
   )
+
+
+def some(names: Sequence[str]) -> str:
+  """The first few, and how many more."""
+  text = ', '.join(names[:SHOWN]) or 'nothing'
+  more = len(names) - SHOWN
+  return f'{text} and {more} more' if more > 0 else text
 
 
 def _make_bar(step: int, steps: int) -> tqdm:

@@ -22,17 +22,19 @@ from flatmatch_jax.workdir import Workdir
 _BATCH = 256
 
 
-def find(paths: list[str]) -> list[pathlib.Path]:
-  """The files named, and the images below the folders named, in order."""
-  found: list[pathlib.Path] = []
+def find(paths: list[str]) -> images.Found:
+  """The files named, and what lies below the folders named, in order."""
+  found = images.Found([], {})
   for path in map(pathlib.Path, paths):
     if path.is_dir():
-      found += images.find(path).images
+      inside = images.find(path)
+      found.images.extend(inside.images)
+      found.others.update(inside.others)
     elif path.is_file():
-      found.append(path)
+      found.images.append(path)
     else:
       raise UserError(f'{path} does not exist; give image files or folders.')
-  if not found:
+  if not found.images:
     raise UserError(
       f'No images in {", ".join(paths)}; looked for '
       f'{" ".join(images.EXTENSIONS)}.'
@@ -83,10 +85,13 @@ def main():
   parser.add_argument('paths', nargs='+', help='image files or folders')
   args = parser.parse_args()
 
-  paths = find(args.paths)
+  paths, others = find(args.paths)
   if args.out:
     files.check_target('--out', args.out)
   run = program.load_run(Workdir(args.workdir), args.checkpoint)
+  if others:
+    named = [f'{path} ({why})' for path, why in others.items()]
+    logging.say(f'Skipped {len(named)} other files: {logging.some(named)}.')
   with _output(args.out) as write_row:
     write_row(['file', 'label', 'class', 'confidence'])
     complaints = predict(run, paths, write_row)

@@ -173,6 +173,8 @@ def test_process_gives_files_the_classes_of_arrays(
   assert 'Traceback' not in done.stderr
   assert done.stderr.count('skipped') == 1
   assert str(broken) in done.stderr
+  notes = deep / 'notes.txt'
+  assert f'Skipped 1 other files: {notes} (not an image by' in done.stderr
   rows = rows_of(out.read_text())
   files = [tmp_path / 'folder' / f'{n:02}.png' for n in range(10)]
   files += [deep / 'UPPER.PNG', single]
@@ -224,7 +226,7 @@ def test_class_names_are_those_of_the_run(tmp_path):
     program=None,
   )
   rows = []
-  files = predict.find([str(tmp_path)])
+  files = predict.find([str(tmp_path)]).images
   complaints = predict.predict(run, files, rows.append)
   named = [(pathlib.Path(row[0]).name, row[1], row[2]) for row in rows]
   assert named == [

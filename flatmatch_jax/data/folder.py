@@ -20,8 +20,6 @@ from flatmatch_jax.data import cache, images
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
-_SHOWN = 10  # Names in a list; the rest is a number.
-
 
 class Part(NamedTuple):
   """The files of labeled/, unlabeled/ or test/."""
@@ -87,7 +85,7 @@ def _root(data_dir):
     ('unlabeled', 'images without labels'),
   ):
     if not (root / name).is_dir():
-      inside = _some(sorted(path.name for path in root.iterdir()))
+      inside = logging.some(sorted(path.name for path in root.iterdir()))
       raise UserError(
         f'{root} has no folder {name}/ (it holds: {inside}); put {content} '
         'there.'
@@ -110,7 +108,8 @@ def _find(root):
     if name not in class_names:
       raise UserError(
         f'Class {name!r} of {test} is not in {labeled}, which has: '
-        f'{_some(class_names)}; rename or remove it, or label images of it.'
+        f'{logging.some(class_names)}; rename or remove it, or label images of '
+        'it.'
       )
   test_part = test_part._replace(
     labels=[class_names.index(tested[label]) for label in test_part.labels]
@@ -150,14 +149,14 @@ def _check(class_names, parts):
   if len(class_names) < 2:
     raise UserError(
       f'{labeled.folder} has {len(class_names)} class folders '
-      f'({_some(class_names)}); a classifier needs at least two, as '
+      f'({logging.some(class_names)}); a classifier needs at least two, as '
       'labeled/CLASS/*.jpg.'
     )
   if absent := _absent(class_names, labeled):
     raise UserError(
       f'{len(absent)} of {len(class_names)} classes have no readable image in '
-      f'{labeled.folder}: {_some(absent)}; add one to each, or remove its '
-      'folder.'
+      f'{labeled.folder}: {logging.some(absent)}; add one to each, or remove '
+      'its folder.'
     )
   if not unlabeled.paths:
     raise UserError(
@@ -217,12 +216,12 @@ def _check_skipped(root, parts):
       raise UserError(
         f'{len(names)} of the {files} files in {part.folder} are not readable '
         'images, and at most 10 or one in twenty are skipped: '
-        f'{_some(names)}. Repair them, or move them elsewhere.'
+        f'{logging.some(names)}. Repair them, or move them elsewhere.'
       )
     if names:
       logging.say(
         f'Skipped {len(names)} of the {files} files in {part.folder}: '
-        f'{_some(names)}.'
+        f'{logging.some(names)}.'
       )
 
 
@@ -231,12 +230,12 @@ def _describe(class_names, parts):
   labeled, unlabeled, test = parts
   counts = _counts(class_names, labeled)
   each = f'{len(counts)} classes of {min(counts)} to {max(counts)} images'
-  if len(counts) <= _SHOWN:
+  if len(counts) <= logging.SHOWN:
     pairs = zip(class_names, counts, strict=True)
     each = ', '.join(f'{name} {count:,}' for name, count in pairs)
   unbalanced = ' (unbalanced)' if min(counts) < max(counts) else ''
   untested = _absent(class_names, test) if test.paths else []
-  none_of = f', none of {_some(untested)}' if untested else ''
+  none_of = f', none of {logging.some(untested)}' if untested else ''
   return (
     f'labeled: {each}{unbalanced}; {len(unlabeled.paths):,} unlabeled; '
     f'{len(test.paths):,} test{none_of}.'
@@ -251,10 +250,3 @@ def _counts(class_names, part):
 def _absent(class_names, part):
   counts = zip(class_names, _counts(class_names, part), strict=True)
   return [name for name, count in counts if not count]
-
-
-def _some(names):
-  """The first few, and how many more."""
-  text = ', '.join(names[:_SHOWN]) or 'nothing'
-  more = len(names) - _SHOWN
-  return f'{text} and {more} more' if more > 0 else text
