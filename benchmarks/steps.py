@@ -48,14 +48,18 @@ def create(
   num_images: int = 256,
   num_classes: int = 10,
   side: int = 32,
+  devices: int | None = None,
 ) -> Setup:
-  """CIFAR-10's config for `batch_size` labeled images of `side` pixels."""
+  """CIFAR-10's config for `batch_size` labeled images of `side` pixels.
+
+  On the first `devices`, or on all.
+  """
   config = config_of(method, model, batch_size)
   config.batch_norm = layout
   info = DatasetInfo(num_classes, num_images, num_images)
   shape = (side, side, 3)
   program = program_lib.create(config, info, shape)
-  mesh = sharding.make_mesh()
+  mesh = sharding.make_mesh(devices=jax.devices()[:devices])
   sample = program_lib.make_sample(
     config, program.views, sharding.over_batch(mesh)
   )

@@ -2,10 +2,11 @@
 
   python benchmarks/throughput.py --out docs/throughput.json \\
       --page docs/speed.md
-  python benchmarks/throughput.py --batch_size 64 --devices 1
+  python benchmarks/throughput.py --batch_size 64 --devices 1,2
 
---out keeps a result for each network, batch and number of devices; --page gets
-a table of all that are in it.
+--devices are those of a CPU that share its cores; of several numbers all are
+measured in turns, and compared with the first. --out keeps a result for each
+network, batch and number of devices; --page gets a table of all that are in it.
 
 Whole steps of several methods are compiled as `train.py` compiles them, and so
 are two of their parts alone: sampling with augmentation, and all that is done
@@ -27,6 +28,7 @@ import os
 import pathlib
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,18 +65,19 @@ class Timed:
 
   def counts(self) -> dict[str, float]:
     """What XLA counts on all devices; loops, RandAugment's, once."""
-    cost, devices = self.compiled.cost_analysis(), jax.device_count()
+    cost = self.compiled.cost_analysis()
+    devices = len(jax.tree.leaves(self.state)[0].devices())
     return {
       'flops': devices * cost['flops'],
       'bytes': devices * cost['bytes accessed'],
     }
 
 
-def build(names, model, batch_size) -> dict[str, Timed]:
+def build(names, model, batch_size, devices=None) -> dict[str, Timed]:
   """Whole steps by method, and the parts of each: 'sample', 'update METHOD'."""
   timed = {}
   for name in names:
-    setup = steps.create(name, 'split', model, batch_size)
+    setup = steps.create(name, 'split', model, batch_size, devices=devices)
     state, data = steps.arrays(setup)
     sample = lambda state, data, setup=setup: (
       state.replace(step=state.step + 1),
@@ -98,12 +101,12 @@ def build(names, model, batch_size) -> dict[str, Timed]:
   return timed
 
 
-def rounds(timed: dict[str, Timed], seconds: float) -> dict[str, np.ndarray]:
+def rounds(timed: dict[Any, Timed], seconds: float) -> dict[Any, np.ndarray]:
   """[rounds, 2] of clock and CPU seconds by name; at least three rounds."""
   names = list(timed)
   for name in names:
     timed[name].run()
-  found: dict[str, list] = {name: [] for name in names}
+  found: dict[Any, list] = {name: [] for name in names}
   end = time.perf_counter() + seconds
   while len(found[names[0]]) < 3 or time.perf_counter() < end:
     turn = len(found[names[0]]) % len(names)
@@ -140,8 +143,11 @@ def spread(values) -> list[float]:
   return [float(f'{x:.4g}') for x in np.percentile(values, (25, 50, 75))]
 
 
-def row(name, first, times, timed, images) -> dict:
-  """All about one method; `first` is the one that others are compared with."""
+def row(name, first, times, timed, images, before=None) -> dict:
+  """All about one method, compared with the `first`.
+
+  `before` are the times of all with another number of devices.
+  """
   whole, wall, cpu = times[name], times[name][:, 0], times[name][:, 1]
   update, sample = times[f'update {name}'], times['sample']
   host, clock = host_seconds(timed[name])
@@ -160,6 +166,7 @@ def row(name, first, times, timed, images) -> dict:
     'gflop_per_cpu_second': spread(counts['whole']['flops'] / cpu / 1e9),
     'ratio': spread(wall / times[first][:, 0]),
     'cpu_ratio': spread(cpu / times[first][:, 1]),
+    'faster': spread(before[name][:, 0] / wall) if before else None,
     'shares': {
       part: spread(values[:, 0] / wall) for part, values in parts.items()
     },
@@ -177,8 +184,8 @@ def table(results: list[dict]) -> str:
   """The rows of all results in Markdown, and how they were measured."""
   head = (
     'images, devices, method, ms, CPU ms, images/s, × first, '
-    '× first in CPU time, sampling %, network %, update %, host %, GFLOP, GB, '
-    'GFLOP a CPU second'
+    '× first in CPU time, times as fast as on one device, sampling %, '
+    'network %, update %, host %, GFLOP, GB, GFLOP a CPU second'
   )
   lines = [head.split(', ')]
   lines.append(['---'] * len(lines[0]))
@@ -196,6 +203,7 @@ def table(results: list[dict]) -> str:
         f'{r["images_per_second"][1]:.1f}',
         between(r['ratio']),
         between(r['cpu_ratio']),
+        between(r['faster'], 2) if r['faster'] else '',
         *(f'{100 * r["shares"][part][1]:.2f}' for part in r['shares']),
         f'{100 * r["host_share"]:.2f}',
         f'{r["counts"]["whole"]["flops"] / 1e9:.2f}',
@@ -219,11 +227,11 @@ def batch_of(result: dict) -> str:
   return f'{batch} + {result["images"] - batch}'
 
 
-def kept(path: pathlib.Path, result: dict) -> list[dict]:
-  """The results in a file, this one among them in the place of its like."""
+def kept(path: pathlib.Path, new: list[dict]) -> list[dict]:
+  """The results in a file, new ones among them in the place of their like."""
   key = lambda one: (one['model'], one['batch_size'], one['devices'])
   old = json.loads(path.read_text()) if path.exists() else []
-  results = {key(one): one for one in old} | {key(result): result}
+  results = {key(one): one for one in old + new}
   return [results[name] for name in sorted(results)]
 
 
@@ -240,7 +248,7 @@ def main():
   parser.add_argument('--model', default='wrn_28_2')
   parser.add_argument('--batch_size', type=int, default=8, help='labeled')
   parser.add_argument(
-    '--devices', type=int, help='of a CPU; one for each core, as by main.py'
+    '--devices', default='0', help='of a CPU; 0 is as by main.py; such as 1,2'
   )
   parser.add_argument('--seconds', type=float, default=90, help='of rounds')
   parser.add_argument('--out', type=pathlib.Path, help='JSON file')
@@ -248,29 +256,44 @@ def main():
   args = parser.parse_args()
   names = args.methods.split(',')
   config = steps.config_of(names[0], args.model, args.batch_size)
-  config.cpu_devices = args.devices or 0
+  counts = [int(number) for number in args.devices.split(',')]
+  config.cpu_devices = max(counts)
   startup.use_cores(config)
+  counts = [number or jax.device_count() for number in counts]
   load = os.getloadavg()[0]
-  timed = build(names, args.model, args.batch_size)
-  times = rounds(timed, args.seconds)
-  images = config.batch_size + config.unlabeled_batch_size
-  rows = [row(name, names[0], times, timed, images) for name in names]
-  product = spread(2 * _SIDE**3 / times['product'][:, 1] / 1e9)
-  result = {
-    'model': args.model,
-    'batch_size': args.batch_size,
-    'images': images,
-    'rounds': len(times['product']),
-    'devices': jax.device_count(),
-    'cores': len(os.sched_getaffinity(0)),
-    'load_before': load,
-    'product_gflop_per_cpu_second': product,
-    'rows': rows,
+  timed = {
+    number: build(names, args.model, args.batch_size, number)
+    for number in counts
   }
-  print(table([result]))
-  results = [result]
+  together = {
+    (n, name): part for n in counts for name, part in timed[n].items()
+  }
+  measured = rounds(together, args.seconds)
+  times = {n: {name: measured[n, name] for name in timed[n]} for n in counts}
+  images = config.batch_size + config.unlabeled_batch_size
+  results = []
+  for number in counts:
+    before = times[counts[0]] if number != counts[0] else None
+    product = times[number]['product'][:, 1]
+    results.append(
+      {
+        'model': args.model,
+        'batch_size': args.batch_size,
+        'images': images,
+        'rounds': len(product),
+        'devices': number,
+        'cores': len(os.sched_getaffinity(0)),
+        'load_before': load,
+        'product_gflop_per_cpu_second': spread(2 * _SIDE**3 / product / 1e9),
+        'rows': [
+          row(name, names[0], times[number], timed[number], images, before)
+          for name in names
+        ],
+      }
+    )
+  print(table(results))
   if args.out:
-    results = kept(args.out, result)
+    results = kept(args.out, results)
     args.out.write_text(json.dumps(results, indent=1) + '\n')
   if args.page:
     put_into(args.page, table(results))

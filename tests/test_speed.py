@@ -99,7 +99,7 @@ def test_results_of_other_devices_are_kept(tmp_path):
   result = {'model': 'a', 'batch_size': 8, 'devices': 2, 'rounds': 1}
   given = [result, result | {'devices': 1}, result | {'rounds': 2}]
   for one in given:
-    file.write_text(json.dumps(throughput.kept(file, one)))
+    file.write_text(json.dumps(throughput.kept(file, [one])))
   assert json.loads(file.read_text()) == [given[1], given[2]]
 
 
