@@ -187,7 +187,9 @@ def test_the_way_of_tpus_gives_the_same(shape):
     np.testing.assert_array_equal(randaugment.unpack(out, channels), expected)
   values = np.asarray(rows) & 255
   count = [np.bincount(row, minlength=256) for row in values]
-  np.testing.assert_array_equal(jax.jit(randaugment.count_equal)(values), count)
+  np.testing.assert_array_equal(
+    jax.jit(randaugment.count_digits)(values), count
+  )
   table = np.random.default_rng(0).integers(0, 256, (BATCH, 256))
-  out = jax.jit(randaugment.take_equal)(table, values)
+  out = jax.jit(randaugment.take_by_digits)(table, values)
   np.testing.assert_array_equal(out, np.take_along_axis(table, values, 1))

@@ -337,24 +337,43 @@ def _count(values):
     none = jnp.zeros(256, jnp.int32)
     return none.at[values].add(1, mode='promise_in_bounds')
 
-  return lax.platform_dependent(values, tpu=count_equal, default=scatter)
+  return lax.platform_dependent(values, tpu=count_digits, default=scatter)
 
 
-def count_equal(values):
-  return (values[..., None] == jnp.arange(256)).sum(1)
+def count_digits(values):
+  """Counts pairs of hexadecimal digits, as a product of matrices."""
+  high, low = _digits(values)
+  pairs = jnp.einsum(
+    'kph,kpl->khl', high, low, preferred_element_type=jnp.float32
+  )
+  return pairs.reshape(-1, 256).astype(jnp.int32)
+
+
+def _digits(values):
+  """Which of 16 each of the two is, exact in any precision."""
+  is_digit = lambda x: x[..., None] == jnp.arange(16)
+  return [is_digit(x).astype(jnp.bfloat16) for x in (values >> 4, values & 15)]
 
 
 def _look_up(pixels, shape, table):
   values = _split(pixels, shape[-1])
   take = functools.partial(
-    lax.platform_dependent, tpu=take_equal, default=_take
+    lax.platform_dependent, tpu=take_by_digits, default=_take
   )
   return _join([take(table[:, i], value) for i, value in enumerate(values)])
 
 
-def take_equal(table, values):
-  equal = values[..., None] == jnp.arange(256)
-  return jnp.where(equal, table[:, None], 0).sum(-1)
+def take_by_digits(table, values):
+  """The row of 16 entries by a product, and one of them by the other digit.
+
+  Entries are at most 255, which bfloat16 has exactly.
+  """
+  high, low = _digits(values)
+  rows = table.reshape(-1, 16, 16).astype(jnp.bfloat16)
+  found = jnp.einsum(
+    'kph,khl->kpl', high, rows, preferred_element_type=jnp.bfloat16
+  )
+  return (found * low).sum(-1).astype(jnp.int32)
 
 
 def _smooth(pixels, operation, magnitude, shape):
