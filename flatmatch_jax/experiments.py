@@ -376,9 +376,9 @@ Written by `python -m flatmatch_jax.experiments --markdown`; edit
 `flatmatch_jax/experiments.py` and `flatmatch_jax/paper_tables.py` instead.
 
 **None of these runs was done by this project at full length.** Errors are the
-paper's: test error in percent, mean ± deviation. What was done is a dry run:
+paper's: test error in percent, mean ± deviation.
 `python -m flatmatch_jax.experiments all --dry_run` traces the training step of
-every command.
+every command; README.md says how far that was done.
 
     python -m flatmatch_jax.experiments TABLE                # ready to paste
     python -m flatmatch_jax.experiments TABLE --seeds 0 1
