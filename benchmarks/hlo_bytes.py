@@ -5,7 +5,9 @@
 
 Sums what the instructions read and write, with the padding of a TPU's tiles,
 by the part of the program and by JAX's operation. Loops count once, as in XLA's
-own count. What a gather takes from counts as what it takes.
+own count. What a gather takes from counts as what it takes. Beside them stand
+the cycles that the compiler expects, where it says so: estimates, which need
+not grow with the arrays.
 """
 
 import argparse
@@ -68,7 +70,7 @@ def part(source: str, operation: str) -> str:
 
 
 def instructions(text: str):
-  """Yields bytes, operation and JAX's name of what is executed."""
+  """Yields bytes, cycles, operation and JAX's name of what is executed."""
   _, bodies = hlo.parse(text)
   lines = {line[0]: line for body in bodies.values() for line in body}
   inner = set()
@@ -88,7 +90,9 @@ def instructions(text: str):
       size, read = padded(shape), [padded(x) for x in given]
       if source.endswith('gather'):
         read = [min(x, size) for x in read]
-      yield size + sum(read), operation, source
+      cycles = re.search(r'"estimated_cycles":"(\d+)"', rest)
+      expected = int(cycles[1]) if cycles else 0
+      yield size + sum(read), expected, operation, source
 
 
 def main():
@@ -97,12 +101,20 @@ def main():
   for file in parser.parse_args().files:
     sizes: collections.Counter = collections.Counter()
     number: collections.Counter = collections.Counter()
-    for size, operation, source in instructions(file.read_text()):
+    cycles: collections.Counter = collections.Counter()
+    for size, some, operation, source in instructions(file.read_text()):
       sizes[part(source, operation)] += size
+      cycles[part(source, operation)] += some
       number[part(source, operation)] += 1
-    print(f'{file}: {sum(sizes.values()) / 1e9:.2f} GB')
+    print(
+      f'{file}: {sum(sizes.values()) / 1e9:.2f} GB, '
+      f'{sum(cycles.values()) / 1e6:.1f} Mcycles'
+    )
     for name, size in sizes.most_common():
-      print(f'{size / 1e6:10.1f} MB {number[name]:5} {name}')
+      print(
+        f'{size / 1e6:10.1f} MB {cycles[name] / 1e6:8.2f} Mcycles '
+        f'{number[name]:5} {name}'
+      )
 
 
 if __name__ == '__main__':

@@ -160,14 +160,15 @@ ENTRY %main (x: u8[100,128]) -> f32[8,128] {
   %i = s32[8]{0} constant({...})
   %t = u8[8,128]{1,0} fusion(%x, %i), kind=kCustom, calls=%fused, \
 metadata={op_name="jit(f)/gather"}
-  ROOT %c = f32[8,128]{1,0} convert(%t), metadata={op_name="jit(f)/add"}
+  ROOT %c = f32[8,128]{1,0} convert(%t), metadata={op_name="jit(f)/add"}, \
+backend_config={"estimated_cycles":"77"}
 }
 """
   found = list(hlo_bytes.instructions(text))
   assert found == [
-    (1024 + 1024 + 32, 'fusion', 'jit(f)/gather'),
-    (4096 + 1024, 'convert', 'jit(f)/add'),
+    (1024 + 1024 + 32, 0, 'fusion', 'jit(f)/gather'),
+    (4096 + 1024, 77, 'convert', 'jit(f)/add'),
   ]
-  parts = [hlo_bytes.part(source, kind) for _, kind, source in found]
+  parts = [hlo_bytes.part(source, kind) for _, _, kind, source in found]
   assert parts[0] == 'taking and shifting images'
   assert parts[1].startswith('all else')
