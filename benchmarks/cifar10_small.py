@@ -105,24 +105,30 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-  """The protocol, most important first: the pair, then a row of each kind."""
+  """The protocol, most important first."""
   grid = lambda methods, labels, seeds: [
     Cell(method, labels, seed) for seed in seeds for method in methods
   ]
-  layouts = lambda seed: [
-    Cell(method, 250, seed, layout, steps)
+  layouts = lambda seed, equal_steps: [
+    Cell(
+      method, 250, seed, layout, STEPS if equal_steps else round(STEPS / cost)
+    )
     for (method, layout), cost in LAYOUT_COST.items()
-    for steps in (round(STEPS / cost), STEPS)
-  ]
-  others = lambda seed: [
-    *grid(MAIN, 250, [seed]),
-    *layouts(seed),
-    *grid((*OTHERS, *ABLATIONS), 250, [seed]),
-    *(Cell('flatmatch', 250, seed, rho=rho) for rho in (0.01, 0.2)),
-    *grid((*MAIN, *OTHERS, *ABLATIONS), 1000, [seed]),
   ]
   pairs = [cell for n in (250, 1000) for cell in grid(PAIR, n, SEEDS)]
-  return pairs + [cell for seed in SEEDS for cell in others(seed)]
+  return [
+    *pairs,
+    *layouts(0, False),
+    *layouts(0, True),
+    *grid((*MAIN, *OTHERS, *ABLATIONS), 250, [0]),
+    *(Cell('flatmatch', 250, 0, rho=rho) for rho in (0.01, 0.2)),
+    *grid((*MAIN, *OTHERS), 250, [1, 2]),
+    *(cell for seed in (1, 2) for cell in layouts(seed, False)),
+    *grid((*MAIN, *OTHERS), 1000, [0]),
+    *grid(ABLATIONS, 250, [1, 2]),
+    *grid((*MAIN, *OTHERS), 1000, [1, 2]),
+    *grid(ABLATIONS, 1000, [0]),
+  ]
 
 
 def settings(config: dict) -> str:

@@ -5,6 +5,7 @@ import pathlib
 import re
 import statistics
 
+from matplotlib.figure import Figure
 from scipy import stats
 
 from flatmatch_jax import files, plots
@@ -24,13 +25,13 @@ def read(folder: pathlib.Path) -> dict[str, list[dict]]:
 
 
 def group(names: list[str]) -> dict[tuple[int, str], dict[int, str]]:
-  """(labels, variant) -> seed -> name, in the order of the protocol."""
+  """(labels, variant) -> seed -> name: methods first, then their variants."""
   groups: dict[tuple[int, str], dict[int, str]] = {}
   for name in names:
     method, labels, seed, *rest = name.split('-')
     variant = ', '.join([method, *(_words(part) for part in rest)])
     groups.setdefault((int(labels), variant), {})[int(seed)] = name
-  return groups
+  return dict(sorted(groups.items(), key=lambda item: ',' in item[0][1]))
 
 
 def _words(part: str) -> str:
@@ -58,6 +59,23 @@ def difference(values: list[float]) -> str:
   error = statistics.stdev(values) / len(values) ** 0.5
   half = stats.t.ppf(0.975, len(values) - 1) * error
   return f'{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})'
+
+
+def pooled(runs, groups) -> str:
+  """FlatMatch minus FreeMatch over all seeds of all numbers of labels."""
+  paired = [
+    numbers(runs[name])[0] - numbers(runs[other])[0]
+    for (labels, variant), seeds in groups.items()
+    if variant == 'flatmatch'
+    for seed, name in seeds.items()
+    if (other := groups[labels, _BASE][seed]) in runs and name in runs
+  ]
+  if not paired:
+    return ''
+  return (
+    f'FlatMatch minus FreeMatch over all {len(paired)} pairs of both numbers '
+    f'of labels: {difference(paired)}. '
+  )
 
 
 def table(runs, groups, labels: int) -> str:
@@ -104,7 +122,8 @@ def write(records: pathlib.Path, docs: pathlib.Path, names: list[str]) -> None:
   }
   amount = sorted(started)
   tables = [table(runs, groups, labels) for labels in amount]
-  done = f'{len(names) - len(missing)} of the {len(names)} runs are done.'
+  done = pooled(runs, groups)
+  done += f'{len(names) - len(missing)} of the {len(names)} runs are done.'
   if missing:
     done += f' The next are {", ".join(missing[:_SHOWN])}.'
   path = docs / 'results.md'
@@ -117,13 +136,39 @@ def write(records: pathlib.Path, docs: pathlib.Path, names: list[str]) -> None:
   with files.replacing(path, 'w') as file:
     file.write(text)
   for labels in amount:
-    curves = {
-      variant: [runs[name] for name in seeds.values() if name in runs]
+    by_variant = {
+      variant: {seed: runs[n] for seed, n in seeds.items() if n in runs}
       for (number, variant), seeds in groups.items()
-      if number == labels and ',' not in variant
+      if number == labels
     }
-    if any(curves.values()):
-      plots.comparison(
-        {name: rows for name, rows in curves.items() if rows},
-        docs / 'images' / f'results_{labels}.png',
-      )
+    curves = {
+      variant: list(seeds.values())
+      for variant, seeds in by_variant.items()
+      if seeds and ',' not in variant
+    }
+    images = docs / 'images'
+    if curves:
+      plots.comparison(curves, images / f'results_{labels}.png')
+    dots(by_variant, images / f'results_{labels}_last.png')
+
+
+def dots(by_variant: dict[str, dict[int, list]], path: pathlib.Path) -> None:
+  """The last error of every run, a line a variant; its mean is a bar."""
+  shown = {variant: seeds for variant, seeds in by_variant.items() if seeds}
+  figure = Figure(figsize=(7, 0.8 + 0.24 * len(shown)), layout='constrained')
+  axis = figure.subplots()
+  for line, seeds in enumerate(shown.values()):
+    errors = {seed: numbers(rows)[0] for seed, rows in seeds.items()}
+    mean = statistics.mean(errors.values())
+    axis.plot([mean, mean], [line - 0.35, line + 0.35], 'k', linewidth=1.5)
+    for seed, error in errors.items():
+      axis.plot(error, line, 'o', color=f'C{seed}', markersize=5, alpha=0.8)
+  for seed in sorted({seed for seeds in shown.values() for seed in seeds}):
+    axis.plot([], [], 'o', color=f'C{seed}', label=f'seed {seed}')
+  axis.set(xlabel='last test error, %', yticks=range(len(shown)))
+  axis.set_yticklabels(shown)
+  axis.invert_yaxis()
+  axis.grid(alpha=0.3)
+  axis.legend(frameon=False, fontsize='small')
+  with files.replacing(path) as file:
+    figure.savefig(file, format='png', dpi=120)

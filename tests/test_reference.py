@@ -184,6 +184,13 @@ def test_study_pairs_seeds_of_equal_splits(tmp_path):
   low, high = stats.t.interval(0.95, 1, -2.5, 0.5)
   ending = f'| -2.50 ({low:+.2f} to {high:+.2f}) against freematch |'
   assert flat.endswith(ending)
+  # Both numbers of labels are one sample; a run without its partner is none.
+  record('freematch-1000-0', 90.0, 40.0)
+  record('flatmatch-1000-0', 90.0, 36.0)
+  record('flatmatch-1000-1', 90.0, 10.0)
+  text = study_report.pooled(study_report.read(tmp_path), groups)
+  assert 'all 3 pairs' in text
+  assert ' -3.00 (' in text
 
 
 def test_study_pairs_layouts_with_their_own_method(tmp_path):
@@ -200,6 +207,27 @@ def test_study_pairs_layouts_with_their_own_method(tmp_path):
   ends = [line.split('|')[-2].strip() for line in text.splitlines()[2:]]
   assert ends[1] == '-10.00 against freematch'
   assert ends[2:] == ['-3.00 against flatmatch', '+1.00 against flatmatch']
+
+
+def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
+  (tmp_path / 'images').mkdir()
+  marks = '<!-- tables -->\nold\n<!-- end -->'
+  (tmp_path / 'results.md').write_text(f'before\n{marks}\nafter\n')
+  record = tmp_path / 'records' / 'freematch-250-0.jsonl'
+  record.parent.mkdir()
+  record.write_text(json.dumps({'step': 1, 'error': 60.0}))
+  names = [cell.name for cell in cifar10_small.cells()]
+  study_report.write(record.parent, tmp_path, names)
+  text = (tmp_path / 'results.md').read_text()
+  assert text.startswith('before\n')
+  assert text.endswith('\nafter\n')
+  assert '| freematch | 0 | 60.00 |' in text
+  assert 'old' not in text
+  assert (
+    f'1 of the {len(names)} runs are done. The next are {names[1]},' in text
+  )
+  drawn = sorted(path.name for path in (tmp_path / 'images').iterdir())
+  assert drawn == ['results_250.png', 'results_250_last.png']
 
 
 def test_study_keeps_evaluations_and_means_between_them():
