@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import jax
 from ml_collections import ConfigDict
 
 from flatmatch_jax import data, methods, models, recipes, rules, sharding
@@ -74,13 +75,6 @@ def _check_groups(config):
     raise UserError(
       f'config.recipe_args.groups={groups} is not for {config.model}: groups '
       'would skip other blocks than the batch did; set it to 1.'
-    )
-  if config.cpu_devices > 1 and max(groups, config.microbatches) > 1:
-    raise UserError(
-      f'config.cpu_devices={config.cpu_devices} is not for '
-      f'config.microbatches={config.microbatches} and {groups} of '
-      'config.recipe_args.groups: in their loops the devices of a CPU may wait '
-      'for each other for ever. Leave it at 0.'
     )
 
 
@@ -196,6 +190,19 @@ def _check_labels(config):
     f'labels={labels} must be a positive multiple of the {number} of '
     f'{config.dataset}, or all.' + (paper and f' The paper uses {paper}.')
   )
+
+
+def check_loops(config) -> None:
+  """Of a run that is one program on all devices; those of a sweep are not."""
+  groups = config.recipe_args.get('groups', 1)
+  asked = config.cpu_devices > 1 and jax.default_backend() == 'cpu'
+  if asked and max(groups, config.microbatches) > 1 < jax.device_count():
+    raise UserError(
+      f'config.cpu_devices={config.cpu_devices} is not for '
+      f'config.microbatches={config.microbatches} and {groups} of '
+      'config.recipe_args.groups: in their loops the devices of a CPU may wait '
+      'for each other for ever. Leave it at 0.'
+    )
 
 
 def _check_batches(config):

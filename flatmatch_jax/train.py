@@ -42,6 +42,7 @@ _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 def train_and_evaluate(config, workdir: str) -> TrainState:
   """Trains to `config.steps` from where `workdir` stands."""
   config_lib.check(config)
+  config_lib.check_loops(config)
   files = Workdir(workdir)
   if distributed.is_first():
     files.check_config(config)
