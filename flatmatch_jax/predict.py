@@ -34,6 +34,8 @@ def find(paths: list[str]) -> images.Found:
       found.images.append(path)
     else:
       raise UserError(f'{path} does not exist; give image files or folders.')
+  for path in found.images:
+    found.others.pop(path, None)  # Named by itself as well.
   if not found.images:
     raise UserError(
       f'No images in {", ".join(paths)}; looked for '
