@@ -142,10 +142,13 @@ def update(setup: Setup):
 
 
 def gradients(state):
-  """Random numbers as the gradients at θ and at θ + ε."""
+  """Random numbers as the gradients at θ and at θ + ε, where the state is."""
   leaves, tree = jax.tree.flatten(state.params)
   draw = lambda seed: [
-    jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), x.shape)
+    jax.device_put(
+      jax.random.normal(jax.random.fold_in(jax.random.key(seed), i), x.shape),
+      x.sharding,
+    )
     for i, x in enumerate(leaves)
   ]
   return tuple(jax.tree.unflatten(tree, draw(seed)) for seed in range(2))

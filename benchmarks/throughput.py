@@ -5,8 +5,9 @@
   python benchmarks/throughput.py --batch_size 64 --devices 1,2
 
 --devices are those of a CPU that share its cores; of several numbers all are
-measured in turns, and compared with the first. --out keeps a result for each
-network, batch and number of devices; --page gets a table of all that are in it.
+measured in turns, and compared with the first, which must be 1. --out keeps a
+result for each network, batch and number of devices; --page gets a table of all
+that are in it.
 
 Whole steps of several methods are compiled as `train.py` compiles them, and so
 are two of their parts alone: sampling with augmentation, and all that is done
@@ -138,6 +139,17 @@ def host_seconds(step: Timed) -> tuple[float, float]:
   return used / _HOST_STEPS, clock / _HOST_STEPS
 
 
+def check_devices(counts: list[int]) -> list[int]:
+  """The numbers of devices, if they can be compared, and are there."""
+  there, cores = jax.device_count(), len(os.sched_getaffinity(0))
+  if max(counts) > min(there, cores) or (len(counts) > 1 and counts[0] != 1):
+    raise SystemExit(
+      f'--devices {",".join(map(str, counts))}: there are {there} devices and '
+      f'{cores} cores; give no more, and of several numbers 1 first.'
+    )
+  return list(dict.fromkeys(counts))
+
+
 def spread(values) -> list[float]:
   """Lower quartile, median and upper quartile."""
   return [float(f'{x:.4g}') for x in np.percentile(values, (25, 50, 75))]
@@ -203,7 +215,7 @@ def table(results: list[dict]) -> str:
         f'{r["images_per_second"][1]:.1f}',
         between(r['ratio']),
         between(r['cpu_ratio']),
-        between(r['faster'], 2) if r['faster'] else '',
+        between(r['faster'], 2) if r.get('faster') else '',
         *(f'{100 * r["shares"][part][1]:.2f}' for part in r['shares']),
         f'{100 * r["host_share"]:.2f}',
         f'{r["counts"]["whole"]["flops"] / 1e9:.2f}',
@@ -248,7 +260,7 @@ def main():
   parser.add_argument('--model', default='wrn_28_2')
   parser.add_argument('--batch_size', type=int, default=8, help='labeled')
   parser.add_argument(
-    '--devices', default='0', help='of a CPU; 0 is as by main.py; such as 1,2'
+    '--devices', default='', help='of a CPU, such as 1,2; else as by main.py'
   )
   parser.add_argument('--seconds', type=float, default=90, help='of rounds')
   parser.add_argument('--out', type=pathlib.Path, help='JSON file')
@@ -256,17 +268,18 @@ def main():
   args = parser.parse_args()
   names = args.methods.split(',')
   config = steps.config_of(names[0], args.model, args.batch_size)
-  counts = [int(number) for number in args.devices.split(',')]
-  config.cpu_devices = max(counts)
+  counts = [int(number) for number in args.devices.split(',') if number]
+  config.cpu_devices = max(counts, default=0)
   startup.use_cores(config)
-  counts = [number or jax.device_count() for number in counts]
+  counts = check_devices(counts or [jax.device_count()])
   load = os.getloadavg()[0]
   timed = {
     number: build(names, args.model, args.batch_size, number)
     for number in counts
   }
+  # One method with all numbers of devices, then the next.
   together = {
-    (n, name): part for n in counts for name, part in timed[n].items()
+    (n, name): timed[n][name] for name in timed[counts[0]] for n in counts
   }
   measured = rounds(together, args.seconds)
   times = {n: {name: measured[n, name] for name in timed[n]} for n in counts}

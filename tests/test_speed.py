@@ -86,6 +86,45 @@ def test_real_parts_are_built_and_timed():
   assert after.step == before.step + 4
 
 
+@pytest.mark.usefixtures('tiny_network')
+def test_numbers_of_devices_are_compared_in_one_run(monkeypatch):
+  monkeypatch.setattr(throughput, 'host_seconds', lambda step: (0.01, 2.0))
+  timed = {
+    number: throughput.build(['fixmatch'], 'wrn_10_1', 8, number)
+    for number in (1, 2)
+  }
+  one, two = (len(timed[n]['fixmatch'].state.step.devices()) for n in (1, 2))
+  assert (one, two) == (1, 2)
+  flops = [timed[n]['fixmatch'].counts()['flops'] for n in (1, 2)]
+  assert flops[1] == pytest.approx(flops[0], rel=0.05)  # Of all devices.
+  before = {'fixmatch': np.full((3, 2), 3.0)}
+  times = {name: np.full((3, 2), 1.5) for name in timed[2]}
+  row = throughput.row('fixmatch', 'fixmatch', times, timed[2], 64, before)
+  assert row['faster'] == [2, 2, 2]
+  result = {
+    'model': 'a',
+    'batch_size': 8,
+    'images': 64,
+    'devices': 2,
+    'cores': 2,
+    'rounds': 3,
+    'product_gflop_per_cpu_second': [1, 1, 1],
+    'rows': [row],
+  }
+  older = result | {'rows': [{key: row[key] for key in row if key != 'faster'}]}
+  lines = throughput.table([older, result]).splitlines()
+  assert '| 2.00 (2.00 to 2.00) |' not in lines[2]
+  assert '| 2.00 (2.00 to 2.00) |' in lines[3]
+
+
+def test_devices_that_are_not_there_are_refused(monkeypatch):
+  monkeypatch.setattr(throughput.os, 'sched_getaffinity', lambda _: range(4))
+  assert throughput.check_devices([1, 4, 4]) == [1, 4]
+  for wrong in ([1, 5], [2, 1]):
+    with pytest.raises(SystemExit, match='1 first'):
+      throughput.check_devices(wrong)
+
+
 def test_batches_keep_the_ratio_of_their_method():
   sizes = lambda method: (
     steps.config_of(method, 'wrn_10_1', 8).unlabeled_batch_size
