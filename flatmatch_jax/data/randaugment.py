@@ -2,7 +2,7 @@
 
 https://arxiv.org/abs/1909.13719 with the operations and ranges of TorchSSL.
 
-All is integer arithmetic and magnitudes are whole numbers on a fine grid, so
+All arithmetic is of whole numbers, and exact; magnitudes lie on a fine grid. So
 every device gives the same pixels. A pixel is one int32, its channels in the
 bytes, and moves as one. Operations that compute alike are a kind, and every
 turn sorts the images by kind: a loop over the images of a kind, a tile at a
@@ -341,7 +341,10 @@ def _count(values):
 
 
 def count_digits(values):
-  """Counts pairs of hexadecimal digits, as a product of matrices."""
+  """Counts pairs of hexadecimal digits, as a product of matrices.
+
+  Exact below 2^24 pixels, which float32 counts.
+  """
   high, low = _digits(values)
   pairs = jnp.einsum(
     'kph,kpl->khl', high, low, preferred_element_type=jnp.float32
