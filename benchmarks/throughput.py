@@ -42,7 +42,6 @@ from flatmatch_jax import interrupt, logging, sharding, startup, watch
 from flatmatch_jax.data import resident
 
 METHODS = 'fixmatch,freematch,flatmatch,flatmatch_e'
-_SIDE = 1024  # Of the matrices whose product shows what the cores can do.
 _HOST_STEPS = 3
 _MARK = '<!-- benchmarks/throughput.py -->'
 
@@ -97,8 +96,6 @@ def build(names, model, batch_size, devices=None) -> dict[str, Timed]:
       file=sys.stderr,
       flush=True,
     )
-  matrix = jnp.ones((_SIDE, _SIDE)) / _SIDE
-  timed['product'] = Timed(lambda x, y: (x @ y, ()), matrix, matrix + 0)
   return timed
 
 
@@ -226,9 +223,7 @@ def table(results: list[dict]) -> str:
   text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
   notes = [
     f'{result["model"]}, {batch_of(result)} images, {result["cores"]} cores, '
-    f'devices: {result["devices"]}: {result["rounds"]} rounds. A product of '
-    f'{_SIDE} × {_SIDE} matrices took a CPU second for '
-    f'{result["product_gflop_per_cpu_second"][1]:.1f} GFLOP.'
+    f'devices: {result["devices"]}: {result["rounds"]} rounds.'
     for result in results
   ]
   return '\n'.join([text, '', *(f'- {note}' for note in notes)])
@@ -287,17 +282,15 @@ def main():
   results = []
   for number in counts:
     before = times[counts[0]] if number != counts[0] else None
-    product = times[number]['product'][:, 1]
     results.append(
       {
         'model': args.model,
         'batch_size': args.batch_size,
         'images': images,
-        'rounds': len(product),
+        'rounds': len(times[number][names[0]]),
         'devices': number,
         'cores': len(os.sched_getaffinity(0)),
         'load_before': load,
-        'product_gflop_per_cpu_second': spread(2 * _SIDE**3 / product / 1e9),
         'rows': [
           row(name, names[0], times[number], timed[number], images, before)
           for name in names

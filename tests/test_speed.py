@@ -63,7 +63,7 @@ def test_real_parts_are_built_and_timed():
   names = ['fixmatch', 'flatmatch_e']
   timed = throughput.build(names, 'wrn_10_1', batch_size=8)
   assert sorted(timed) == sorted(
-    ['sample', 'product', *names, *(f'update {name}' for name in names)]
+    ['sample', *names, *(f'update {name}' for name in names)]
   )
   before = jax.device_get(timed['update flatmatch_e'].state)
   times = throughput.rounds(timed, seconds=0)
@@ -108,7 +108,6 @@ def test_numbers_of_devices_are_compared_in_one_run(monkeypatch):
     'devices': 2,
     'cores': 2,
     'rounds': 3,
-    'product_gflop_per_cpu_second': [1, 1, 1],
     'rows': [row],
   }
   older = result | {'rows': [{key: row[key] for key in row if key != 'faster'}]}
