@@ -22,8 +22,13 @@ from flatmatch_jax.workdir import Workdir
 _BATCH = 256
 
 
-def find(paths: list[str]) -> images.Found:
-  """The files named, and what lies below the folders named, in order."""
+def find(paths: list[str]) -> list[pathlib.Path]:
+  """The files named, and the images below the folders named, in order."""
+  return look_at(paths).images
+
+
+def look_at(paths: list[str]) -> images.Found:
+  """The same, and the other files of the folders."""
   found = images.Found([], {})
   for path in map(pathlib.Path, paths):
     if path.is_dir():
@@ -87,7 +92,7 @@ def main():
   parser.add_argument('paths', nargs='+', help='image files or folders')
   args = parser.parse_args()
 
-  paths, others = find(args.paths)
+  paths, others = look_at(args.paths)
   if args.out:
     files.check_target('--out', args.out)
   run = program.load_run(Workdir(args.workdir), args.checkpoint)

@@ -226,7 +226,7 @@ def test_class_names_are_those_of_the_run(tmp_path):
     program=None,
   )
   rows = []
-  files = predict.find([str(tmp_path)]).images
+  files = predict.find([str(tmp_path)])
   complaints = predict.predict(run, files, rows.append)
   named = [(pathlib.Path(row[0]).name, row[1], row[2]) for row in rows]
   assert named == [
