@@ -195,8 +195,9 @@ def _check_labels(config):
 def check_loops(config) -> None:
   """Of a run that is one program on all devices; those of a sweep are not."""
   groups = config.recipe_args.get('groups', 1)
-  asked = config.cpu_devices > 1 and jax.default_backend() == 'cpu'
-  if asked and max(groups, config.microbatches) > 1 < jax.device_count():
+  cores = config.cpu_devices > 1 and jax.default_backend() == 'cpu'
+  loops = groups > 1 or config.microbatches > 1
+  if cores and loops and jax.device_count() > 1:
     raise UserError(
       f'config.cpu_devices={config.cpu_devices} is not for '
       f'config.microbatches={config.microbatches} and {groups} of '
