@@ -12,7 +12,6 @@ not grow with the arrays.
 
 import argparse
 import collections
-import math
 import pathlib
 import re
 import sys
@@ -33,22 +32,11 @@ _FREE = (
   'after-all',
   'partition-id',
 )
-_ARRAY = re.compile(
-  r'([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)(?::T\((\d+),(\d+)\))?)?'
-)
 
 
 def padded(shape: str) -> int:
-  """Bytes of the arrays of a type, their last two dimensions in whole tiles."""
-  total = 0
-  for kind, sizes, order, rows, columns in _ARRAY.findall(shape):
-    size = [int(d) for d in sizes.split(',') if d]
-    if rows and len(size) > 1:
-      last, before = (int(d) for d in order.split(',')[:2])
-      size[last] = math.ceil(size[last] / int(columns)) * int(columns)
-      size[before] = math.ceil(size[before] / int(rows)) * int(rows)
-    total += math.prod(size) * hlo.bits(kind) // 8
-  return total
+  """Bytes of the arrays of a type, in whole tiles."""
+  return sum(hlo.sizes(shape, in_tiles=True))
 
 
 def part(source: str, operation: str) -> str:
@@ -85,8 +73,7 @@ def instructions(text: str):
       if operation in _FREE or operation.endswith('-done'):
         continue
       given = [lines[name][1] for name in hlo.operands(rest) if name in lines]
-      source = re.search(r'op_name="([^"]*)"', rest)
-      source = source[1] if source else ''
+      source = hlo.source(rest)
       size, read = padded(shape), [padded(x) for x in given]
       if source.endswith('gather'):
         read = [min(x, size) for x in read]

@@ -48,8 +48,7 @@ def sources(text: str) -> dict[str, tuple[str, str]]:
   found = {}
   for body in bodies.values():
     for name, _, operation, rest in body:
-      _, _, after = rest.partition('op_name="')
-      found[name] = operation, after.partition('"')[0]
+      found[name] = operation, hlo.source(rest)
   return found
 
 

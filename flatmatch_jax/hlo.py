@@ -20,6 +20,10 @@ _LINE = re.compile(r'\s*(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)')
 _CALL = re.compile(
   r'(?:body|condition|calls|to_apply|\w+_computations?)=(\{[^}]*\}|\S+)'
 )
+# An element's type, its array's sizes, and on a TPU their order and tiles.
+_ARRAY = re.compile(
+  r'([a-z]\w*)\[([^\]]*)\](?:\{([\d,]*)(?::T\((\d+),(\d+)\))?)?'
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -56,15 +60,12 @@ def collectives(text: str) -> list[Collective]:
       if kind != operation:  # The first part has the arrays.
         given = operands(lines[given[0]][3])
       arrays = max(
-        _sizes(shape),
-        _sizes(' '.join(lines[name][1] for name in given)),
+        sizes(shape),
+        sizes(' '.join(lines[name][1] for name in given)),
         key=sum,
       )
-      source = re.search(r'op_name="([^"]*)"', rest)
       found.append(
-        Collective(
-          kind, sum(arrays), times(body), source[1] if source else '', arrays
-        )
+        Collective(kind, sum(arrays), times(body), source(rest), arrays)
       )
   return found
 
@@ -104,15 +105,29 @@ def operands(rest):
   raise ValueError(f'No end of the operands in {rest!r}.')
 
 
-def _sizes(shape):
-  """Bytes of an array, or of each in a tuple."""
-  return tuple(
-    math.prod(int(d) for d in re.findall(r'\d+', dimensions)) * bits(kind) // 8
-    for kind, dimensions in re.findall(r'([a-z]\w*)\[([^\]]*)\]', shape)
-  )
+def source(rest):
+  """The name that JAX gave to the operation of an instruction, or ''."""
+  _, _, after = rest.partition('op_name="')
+  return after.partition('"')[0]
 
 
-def bits(kind):
+def sizes(shape, in_tiles=False):
+  """Bytes of an array, or of each in a tuple.
+
+  `in_tiles` fills up the last two dimensions to whole ones of a TPU's tiles.
+  """
+  found = []
+  for kind, dimensions, order, rows, columns in _ARRAY.findall(shape):
+    size = [int(d) for d in re.findall(r'\d+', dimensions)]
+    if in_tiles and rows and len(size) > 1:
+      last, before = (int(d) for d in order.split(',')[:2])
+      size[last] = math.ceil(size[last] / int(columns)) * int(columns)
+      size[before] = math.ceil(size[before] / int(rows)) * int(rows)
+    found.append(math.prod(size) * _bits(kind) // 8)
+  return tuple(found)
+
+
+def _bits(kind):
   """Of an element; the width is the first number of the name: f8e4m3fn."""
   width = re.search(r'\d+', kind)
   return 8 if kind == 'pred' else int(width[0]) if width else 0  # Tokens: 0.

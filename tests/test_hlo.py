@@ -107,7 +107,7 @@ def test_kinds_bytes_and_turns_of_a_program_by_hand():
   ],
 )
 def test_size_of_elements(kind, size):
-  assert hlo._sizes(f'({kind}{{0:T(8,128)}}, u32[])') == (size, 4)
+  assert hlo.sizes(f'({kind}{{0:T(8,128)}}, u32[])') == (size, 4)
 
 
 def test_collectives_of_a_program_by_xla():
