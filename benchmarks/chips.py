@@ -21,13 +21,12 @@ CHIPS = {
 }
 
 
-def roofline(chip: Chip, flops, accessed, collective_bytes, chips) -> dict:
+def roofline(chip: Chip, flops, accessed, reduced, chips) -> dict:
   """Milliseconds by each resource, and the longest of them.
 
-  An all-reduce sends its bytes twice, but for a chip's own share; it is what
-  nearly all collectives of a step are.
+  Of `reduced` bytes an all-reduce sends each twice, but for a chip's own share.
   """
-  sent = 2 * collective_bytes * (chips - 1) / chips
+  sent = 2 * reduced * (chips - 1) / chips
   times = {
     'compute': 1e3 * flops / chip.flops,
     'memory': 1e3 * accessed / chip.bandwidth,
@@ -39,6 +38,18 @@ def roofline(chip: Chip, flops, accessed, collective_bytes, chips) -> dict:
     'roofline_ms': round(times[binds], 4),
     'binds': binds,
   }
+
+
+def reduced_bytes(sent: dict[str, tuple[int, int]]) -> float:
+  """Bytes of all-reduces that would take as long as what is `sent`.
+
+  By kind of collective, how many there are and their bytes. An all-reduce
+  sends each byte twice, all others once.
+  """
+  return sum(
+    size if kind == 'all-reduce' else size / 2
+    for kind, (_, size) in sent.items()
+  )
 
 
 def batch_factor(sizes, chips: int) -> int:

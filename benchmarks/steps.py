@@ -86,21 +86,23 @@ def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
 
 def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
   """The same without content: any number of images costs nothing."""
-  everywhere = sharding.replicated(setup.mesh)
-  array = lambda dtype, *shape: jax.ShapeDtypeStruct(
-    shape, dtype, sharding=everywhere
-  )
   classes, number, _ = setup.info
-  data = resident.Resident(
-    resident.Images(
-      array(jnp.uint8, number, math.prod(setup.shape)), setup.shape
-    ),
-    labels=array(jnp.int32, number),
-    labeled=array(jnp.int32, 4 * classes),
-    unlabeled=array(jnp.int32, number),
-  )
+  data = data_shapes(number, setup.shape, 4 * classes, setup.mesh)
   state = jax.eval_shape(setup.program.init, jax.eval_shape(jax.random.key, 0))
   return sharding.abstract_state(setup.mesh, state), data
+
+
+def data_shapes(number: int, shape, labeled: int, mesh) -> resident.Resident:
+  """As many images on all devices, without content."""
+  array = lambda dtype, *shape: jax.ShapeDtypeStruct(
+    shape, dtype, sharding=sharding.replicated(mesh)
+  )
+  return resident.Resident(
+    resident.Images(array(jnp.uint8, number, math.prod(shape)), shape),
+    labels=array(jnp.int32, number),
+    labeled=array(jnp.int32, labeled),
+    unlabeled=array(jnp.int32, number),
+  )
 
 
 def step(setup: Setup):

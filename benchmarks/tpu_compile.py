@@ -17,7 +17,6 @@ them by JAX's default.
 """
 
 import json
-import math
 import os
 import pathlib
 import sys
@@ -36,30 +35,23 @@ from jax.experimental import topologies
 import jax.numpy as jnp
 from ml_collections import config_flags
 
-from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
-from flatmatch_jax import cli, experiments, hlo, sharding
+from benchmarks import steps
+from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
+from flatmatch_jax import cli, experiments, files, hlo, sharding
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import program as program_lib
-from flatmatch_jax.data import resident
 from flatmatch_jax.types import Batch, DatasetInfo, UserError
 
 
-def abstract_data(config, views, everywhere, over_batch):
+def abstract_data(config, views, mesh):
   """What a feed gives the step, as shapes: all images, or a step's."""
   count, shape = experiments.IMAGES[config.dataset]
-  array = lambda where: (
-    lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
-  )
   if config.dataset not in ('imagenet', 'imagenet30'):
-    whole = array(everywhere)
     labeled = count if config.labels == 'all' else config.labels
-    return resident.Resident(
-      images=resident.Images(whole(jnp.uint8, count, math.prod(shape)), shape),
-      labels=whole(jnp.int32, count),
-      labeled=whole(jnp.int32, labeled),
-      unlabeled=whole(jnp.int32, count),
-    )
-  split = array(over_batch)
+    return steps.data_shapes(count, shape, labeled, mesh)
+  split = lambda dtype, *shape: jax.ShapeDtypeStruct(
+    shape, dtype, sharding=sharding.over_batch(mesh)
+  )
   images = lambda rows: split(jnp.uint8, rows, *shape)
   number = lambda rows: split(jnp.int32, rows)
   rows = config.batch_size
@@ -78,13 +70,12 @@ def lower(config, mesh):
   program = program_lib.create(
     config, DatasetInfo(classes, count, count), shape, mesh=mesh
   )
-  everywhere = sharding.replicated(mesh)
   over_batch = sharding.over_batch(mesh)
-  data = abstract_data(config, program.views, everywhere, over_batch)
+  data = abstract_data(config, program.views, mesh)
   streams = isinstance(data, Batch)
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
   shapes = jax.eval_shape(program.init, jax.eval_shape(jax.random.key, 0))
-  out = sharding.of_state(mesh, shapes), everywhere
+  out = sharding.of_state(mesh, shapes), sharding.replicated(mesh)
   step = lambda state, data: program.step(state, sample(data, state))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out)
   return jitted.lower(sharding.abstract_state(mesh, shapes), data)
@@ -130,11 +121,6 @@ def measure(config, mesh, chip: Chip, effort: float, out: str | None):
   if out:
     pathlib.Path(out).write_text(text)
   sent = hlo.totals(hlo.collectives(text))
-  # Only an all-reduce sends its bytes twice.
-  reduced = sum(
-    size if kind == 'all-reduce' else size / 2
-    for kind, (_, size) in sent.items()
-  )
   cost: Any = compiled.cost_analysis()
   memory: Any = compiled.memory_analysis()
   held = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -154,7 +140,7 @@ def measure(config, mesh, chip: Chip, effort: float, out: str | None):
       chip,
       cost['flops'],
       cost['bytes accessed'],
-      reduced,
+      reduced_bytes(sent),
       mesh.size,
     ),
   }
@@ -178,6 +164,9 @@ def describe(
     'batch_factor': factor,
     'remat': config.remat,
     'microbatches': config.microbatches,
+    'optimizer': config.optimizer,
+    'labels': config.labels,
+    'recipe_args': config.recipe_args.to_dict(),
     'effort': effort,
   }
 
@@ -231,6 +220,9 @@ def main(argv):
     print(table(json.loads(pathlib.Path(chosen.show).read_text())))
     return
   config = chosen.config
+  for option in ('json', 'hlo'):
+    if chosen[option].value:
+      files.check_target(f'--{option}', chosen[option].value)
   mesh, chip = make_mesh(chosen.topology, chosen.chips, config.mesh.fsdp)
   sizes = config.batch_size, config.unlabeled_batch_size
   factor = batch_factor(sizes, mesh.size)
@@ -245,7 +237,8 @@ def main(argv):
   if row is None:
     row = description | measure(config, mesh, chip, chosen.effort, chosen.hlo)
     if file:
-      file.write_text(json.dumps([*rows, row], indent=1) + '\n')
+      with files.replacing(file, 'w') as out:
+        out.write(json.dumps([*rows, row], indent=1) + '\n')
   print(json.dumps(row, indent=1))
 
 

@@ -5,15 +5,14 @@ that is sent follows from the shapes of the network, and none from the batch.
 """
 
 from collections import Counter
-import math
 
 import jax
-import jax.numpy as jnp
 import pytest
 
+from benchmarks import steps
 from configs import cifar10
 from flatmatch_jax import hlo, program, sharding, train
-from flatmatch_jax.data import augment, resident
+from flatmatch_jax.data import augment
 from flatmatch_jax.types import DatasetInfo
 
 CLASSES = 10
@@ -45,14 +44,7 @@ def compile_step(method, layout, batch_size):
   made = program.create(config, info, SHAPE, mesh=mesh)
   shapes = jax.eval_shape(made.init, jax.eval_shape(jax.random.key, 0))
   everywhere = sharding.replicated(mesh)
-  array = lambda dtype, *shape: jax.ShapeDtypeStruct(
-    shape, dtype, sharding=everywhere
-  )
-  numbers = lambda size: array(jnp.int32, size)
-  rows = array(jnp.uint8, IMAGES, math.prod(SHAPE))
-  data = resident.Resident(
-    resident.Images(rows, SHAPE), *map(numbers, (IMAGES, 40, IMAGES))
-  )
+  data = steps.data_shapes(IMAGES, SHAPE, 40, mesh)
   over_batch = sharding.over_batch(mesh)
   sample = program.make_sample(config, made.views, over_batch)
   compiled = train.compile_and_tell(

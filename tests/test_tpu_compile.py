@@ -4,7 +4,7 @@ from conftest import TinyNet
 import pytest
 
 from benchmarks import hlo_bytes, pod_arithmetic, tpu_compile
-from benchmarks.chips import CHIPS, Chip, batch_factor, roofline
+from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from configs import cifar10, imagenet
 from flatmatch_jax import models, sharding
 from flatmatch_jax.data.resident import Resident
@@ -27,6 +27,11 @@ def test_the_roofline_is_the_longest_of_three_times(asked, binds, ms):
   assert row['roofline_ms'] == row['ms'][binds] == pytest.approx(ms)
 
 
+def test_only_an_all_reduce_sends_its_bytes_twice():
+  sent = {'all-reduce': (3, 100), 'all-gather': (1, 40), 'all-to-all': (2, 6)}
+  assert reduced_bytes(sent) == 100 + 20 + 3
+
+
 def test_one_chip_sends_nothing():
   assert roofline(CHIP, 1e12, 1e9, 4e8, chips=1)['ms']['collectives'] == 0
 
@@ -45,9 +50,11 @@ def test_a_row_is_found_by_all_that_it_is_about():
   about = tpu_compile.describe(config, 'v5e:2x2', 1, 1, 0.0)
   rows = [about | {'flops': 1}]
   assert tpu_compile.find(rows, about) == rows[0]
-  config.dtype = 'bfloat16'
-  other = tpu_compile.describe(config, 'v5e:2x2', 1, 1, 0.0)
-  assert tpu_compile.find(rows, other) is None
+  for field, value in (('dtype', 'bfloat16'), ('recipe_args.groups', 4)):
+    other = cifar10.get_config()
+    other.update_from_flattened_dict({field: value})
+    other = tpu_compile.describe(other, 'v5e:2x2', 1, 1, 0.0)
+    assert tpu_compile.find(rows, other) is None
 
 
 def test_unknown_chips_are_refused():
@@ -57,15 +64,14 @@ def test_unknown_chips_are_refused():
 
 def test_data_stays_abstract_and_has_its_true_size():
   mesh = sharding.make_mesh()
-  where = sharding.replicated(mesh), sharding.over_batch(mesh)
-  data = tpu_compile.abstract_data(cifar10.get_config(), ('weak',), *where)
+  data = tpu_compile.abstract_data(cifar10.get_config(), ('weak',), mesh)
   assert isinstance(data, Resident)
   assert data.images.shape == (50_000, 32, 32, 3)
   assert data.labeled.shape == (40,)
-  data = tpu_compile.abstract_data(imagenet.get_config(), ('weak',), *where)
+  data = tpu_compile.abstract_data(imagenet.get_config(), ('weak',), mesh)
   assert isinstance(data, Batch)
   assert data.unlabeled['weak'].shape == (224, 224, 224, 3)
-  assert data.unlabeled['weak'].sharding == where[1]
+  assert data.unlabeled['weak'].sharding == sharding.over_batch(mesh)
 
 
 @pytest.mark.parametrize(
