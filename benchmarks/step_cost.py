@@ -1,17 +1,16 @@
-"""What a training step costs: XLA's FLOPs, memory, compilation, time.
+"""What a training step costs: XLA's FLOPs, memory, compilation.
 
   python benchmarks/step_cost.py --model wrn_28_2 --out cost.json
   python benchmarks/step_cost.py --methods fixmatch,freematch \\
-      --recipes plain,flatmatch,flatmatch_e --no_time
+      --recipes plain,flatmatch,flatmatch_e
 
 The whole step is compiled, sampling and augmentation included, on random
 CIFAR-sized images. Ratios are to plain FixMatch in the same BatchNorm layout.
 "At least" counts the images that must pass through the network, forward and
 backward, when nothing is computed twice and BatchNorm couples no views: what
-`split` can reach. Time is the median over rounds in which each step runs once,
-so that whatever else the machine does falls on all alike. A small batch has
-the same ratios. FLOPs alone come sooner with
+`split` can reach. A small batch has the same ratios. FLOPs come sooner with
 XLA_FLAGS=--xla_backend_optimization_level=0, which makes no difference to them.
+Seconds are throughput.py's.
 """
 
 import argparse
@@ -21,7 +20,6 @@ import sys
 import time
 
 import jax
-import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
@@ -34,14 +32,13 @@ from flatmatch_jax.types import UserError
 
 
 def compile_step(method, recipe, layout, model, batch_size):
-  """Returns the compiled step, its arguments and the seconds it took."""
+  """Returns the compiled step, and the seconds it took."""
   name = method if recipe == 'plain' else f'{method}+{recipe}'
   setup = steps.create(name, layout, model, batch_size)
   given = steps.arrays(setup)
   began = time.perf_counter()
-  # Without donation: the same state is given again and again.
   compiled = jax.jit(steps.step(setup)).lower(*given).compile()
-  return compiled, given, time.perf_counter() - began
+  return compiled, time.perf_counter() - began
 
 
 def minimal_ratio(method, recipe):
@@ -52,13 +49,11 @@ def minimal_ratio(method, recipe):
   return count(method, recipe) / count('fixmatch', 'plain')
 
 
-def measure(layout, pairs, model, batch_size, rounds):
+def measure(layout, pairs, model, batch_size):
   """Rows for all (method, recipe) pairs in one layout; FixMatch is first."""
-  timed, rows = [], []
+  rows = []
   for method, recipe in pairs:
-    compiled, args, seconds = compile_step(
-      method, recipe, layout, model, batch_size
-    )
+    compiled, seconds = compile_step(method, recipe, layout, model, batch_size)
     flops = compiled.cost_analysis()['flops']
     rows.append(
       {
@@ -68,42 +63,28 @@ def measure(layout, pairs, model, batch_size, rounds):
         'flops': flops,
         'flops_ratio': flops / (rows[0]['flops'] if rows else flops),
         'minimal_ratio': minimal_ratio(method, recipe),
-        'time_ratio': None,
         'temp_bytes': compiled.memory_analysis().temp_size_in_bytes,
         'compile_seconds': round(seconds, 1),
       }
     )
-    timed.append((compiled, args))
     print(
       f'  {layout} {method}+{recipe}: {flops / 1e9:.2f} GFLOP',
       file=sys.stderr,
     )
-  if rounds:
-    times = np.array([[_seconds(*s) for s in timed] for _ in range(rounds + 1)])
-    medians = np.median(times[1:], axis=0)
-    for row, median in zip(rows, medians, strict=True):
-      row['time_ratio'] = float(median / medians[0])
   return rows
-
-
-def _seconds(compiled, args):
-  began = time.perf_counter()
-  jax.block_until_ready(compiled(*args))
-  return time.perf_counter() - began
 
 
 def show(rows):
   print(
     '| method | recipe | BatchNorm | GFLOP | × FixMatch | at least | '
-    'time × FixMatch | temporary MB | compile s |\n'
-    '|---|---|---|---|---|---|---|---|---|'
+    'temporary MB | compile s |\n'
+    '|---|---|---|---|---|---|---|---|'
   )
   for row in rows:
-    taken = '' if row['time_ratio'] is None else f'{row["time_ratio"]:.2f}'
     print(
       f'| {row["method"]} | {row["recipe"]} | {row["batch_norm"]} | '
       f'{row["flops"] / 1e9:.2f} | {row["flops_ratio"]:.3f} | '
-      f'{row["minimal_ratio"]:.3f} | {taken} | '
+      f'{row["minimal_ratio"]:.3f} | '
       f'{row["temp_bytes"] / 1e6:.0f} | {row["compile_seconds"]} |'
     )
 
@@ -115,8 +96,6 @@ def main():
   parser.add_argument('--methods', default=','.join(METHODS))
   parser.add_argument('--recipes', default=','.join(recipes.RECIPES))
   parser.add_argument('--layouts', default=','.join(LAYOUTS))
-  parser.add_argument('--rounds', type=int, default=7)
-  parser.add_argument('--no_time', action='store_true')
   parser.add_argument('--out', help='JSON file for the rows')
   args = parser.parse_args()
 
@@ -134,8 +113,7 @@ def main():
         pairs.append((method, recipe))
   rows = []
   for layout in args.layouts.split(','):
-    rounds = 0 if args.no_time else args.rounds
-    rows += measure(layout, pairs, args.model, args.batch_size, rounds)
+    rows += measure(layout, pairs, args.model, args.batch_size)
   show(rows)
   if args.out:
     pathlib.Path(args.out).write_text(json.dumps(rows, indent=2) + '\n')

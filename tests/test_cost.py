@@ -18,9 +18,7 @@ def fixmatch():
 def flops(method, recipe):
   # One labeled image for each device, and few layers to compile;
   # ratios do not depend on it.
-  compiled, _, _ = step_cost.compile_step(
-    method, recipe, 'split', 'wrn_10_2', 8
-  )
+  compiled, _ = step_cost.compile_step(method, recipe, 'split', 'wrn_10_2', 8)
   return compiled.cost_analysis()['flops']
 
 
