@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import steps
 from benchmarks.hlo_bytes import padded
-from flatmatch_jax import files, hlo
+from flatmatch_jax import cli, files, hlo
 
 BASE = {
   'batch': 4,
@@ -204,6 +204,9 @@ def main():
   parser.add_argument('--json', type=pathlib.Path, help='file of rows')
   parser.add_argument('--figure', type=pathlib.Path)
   args = parser.parse_args()
+  for option in ('json', 'figure'):
+    if target := getattr(args, option):
+      files.check_target(f'--{option}', target)
   file = args.json
   known = json.loads(file.read_text()) if file and file.exists() else []
   save = lambda rows: (
@@ -216,4 +219,5 @@ def main():
 
 
 if __name__ == '__main__':
-  main()
+  with cli.errors_as_lines():
+    main()

@@ -13,10 +13,10 @@ Whole steps of several methods are compiled as `train.py` compiles them, and so
 are two of their parts alone: sampling with augmentation, and all that is done
 with whole trees of parameters (ε, buffer, optimizer, averages, norms, the look
 whether all is finite). What is left is the network, forward and backward. Each
-runs once a round, in an order that turns, so that whatever else the machine
-does falls on all alike; ratios and shares are taken round by round, and their
-median and quartiles reported. CPU seconds, of all threads, hardly feel other
-programs and stand beside those of the clock.
+runs once a round, in an order drawn anew, so that whatever else the machine
+does, and whatever ran before, falls on all alike; ratios and shares are taken
+round by round, and their median and quartiles reported. CPU seconds, of all
+threads, hardly feel other programs and stand beside those of the clock.
 
 The host's part is measured in the loop of `train.py` without what is done at
 intervals only: its thread's CPU time a step. The device is given its next step
@@ -37,13 +37,22 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import steps
-from flatmatch_jax import interrupt, logging, sharding, startup, watch
+from benchmarks import pages, steps
+from flatmatch_jax import (
+  cli,
+  files,
+  interrupt,
+  logging,
+  sharding,
+  startup,
+  watch,
+)
 from flatmatch_jax.data import resident
+from flatmatch_jax.types import UserError
 
 METHODS = 'fixmatch,freematch,flatmatch,flatmatch_e'
 _HOST_STEPS = 3
-_MARK = '<!-- benchmarks/throughput.py -->'
+_MARKS = '<!-- benchmarks/throughput.py -->', '<!-- end -->'
 
 
 class Timed:
@@ -101,15 +110,14 @@ def build(names, model, batch_size, devices=None) -> dict[str, Timed]:
 
 def rounds(timed: dict[Any, Timed], seconds: float) -> dict[Any, np.ndarray]:
   """[rounds, 2] of clock and CPU seconds by name; at least three rounds."""
-  names = list(timed)
+  names, draw = list(timed), np.random.RandomState(0)
   for name in names:
     timed[name].run()
   found: dict[Any, list] = {name: [] for name in names}
   end = time.perf_counter() + seconds
   while len(found[names[0]]) < 3 or time.perf_counter() < end:
-    turn = len(found[names[0]]) % len(names)
-    for name in names[turn:] + names[:turn]:
-      found[name].append(timed[name].run())
+    for number in draw.permutation(len(names)):
+      found[names[number]].append(timed[names[number]].run())
   return {name: np.array(rows) for name, rows in found.items()}
 
 
@@ -140,11 +148,27 @@ def check_devices(counts: list[int]) -> list[int]:
   """The numbers of devices, if they can be compared, and are there."""
   there, cores = jax.device_count(), len(os.sched_getaffinity(0))
   if max(counts) > min(there, cores) or (len(counts) > 1 and counts[0] != 1):
-    raise SystemExit(
+    raise UserError(
       f'--devices {",".join(map(str, counts))}: there are {there} devices and '
       f'{cores} cores; give no more, and of several numbers 1 first.'
     )
   return list(dict.fromkeys(counts))
+
+
+def check_methods(names: list[str], model: str, batch_size: int) -> None:
+  """Raises UserError where one takes other images than the first."""
+  made = [steps.create(name, 'split', model, batch_size) for name in names]
+  takes = lambda setup: (
+    setup.config.unlabeled_batch_size,
+    setup.program.views,
+  )
+  for name, setup in zip(names, made, strict=True):
+    if takes(setup) != takes(made[0]):
+      raise UserError(
+        f'--methods: {name} takes {takes(setup)} as unlabeled images and views '
+        f'of each, {names[0]} {takes(made[0])}; compare those that take equal '
+        'ones.'
+      )
 
 
 def spread(values) -> list[float]:
@@ -223,7 +247,8 @@ def table(results: list[dict]) -> str:
   text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
   notes = [
     f'{result["model"]}, {batch_of(result)} images, {result["cores"]} cores, '
-    f'devices: {result["devices"]}: {result["rounds"]} rounds.'
+    f'devices: {result["devices"]}: {result["rounds"]} rounds, load before '
+    f'them {result["load_before"]:.1f}.'
     for result in results
   ]
   return '\n'.join([text, '', *(f'- {note}' for note in notes)])
@@ -242,13 +267,6 @@ def kept(path: pathlib.Path, new: list[dict]) -> list[dict]:
   return [results[name] for name in sorted(results)]
 
 
-def put_into(path: pathlib.Path, text: str) -> None:
-  """Replaces what stands between the two marks of a file."""
-  before, mark, rest = path.read_text().partition(_MARK)
-  _, _, after = rest.partition(_MARK)
-  path.write_text(f'{before}{mark}\n\n{text}\n\n{mark}{after}')
-
-
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--methods', default=METHODS, help='the first is 1')
@@ -261,21 +279,23 @@ def main():
   parser.add_argument('--out', type=pathlib.Path, help='JSON file')
   parser.add_argument('--page', type=pathlib.Path, help='to put the table into')
   args = parser.parse_args()
+  if args.out:
+    files.check_target('--out', args.out)
+  if args.page:
+    pages.check_marks(args.page, _MARKS)
   names = args.methods.split(',')
   config = steps.config_of(names[0], args.model, args.batch_size)
   counts = [int(number) for number in args.devices.split(',') if number]
   config.cpu_devices = max(counts, default=0)
   startup.use_cores(config)
   counts = check_devices(counts or [jax.device_count()])
+  check_methods(names, args.model, args.batch_size)
   load = os.getloadavg()[0]
   timed = {
     number: build(names, args.model, args.batch_size, number)
     for number in counts
   }
-  # One method with all numbers of devices, then the next.
-  together = {
-    (n, name): timed[n][name] for name in timed[counts[0]] for n in counts
-  }
+  together = {(n, name): timed[n][name] for n in counts for name in timed[n]}
   measured = rounds(together, args.seconds)
   times = {n: {name: measured[n, name] for name in timed[n]} for n in counts}
   images = config.batch_size + config.unlabeled_batch_size
@@ -300,10 +320,12 @@ def main():
   print(table(results))
   if args.out:
     results = kept(args.out, results)
-    args.out.write_text(json.dumps(results, indent=1) + '\n')
+    with files.replacing(args.out, 'w') as file:
+      file.write(json.dumps(results, indent=1) + '\n')
   if args.page:
-    put_into(args.page, table(results))
+    pages.put_between(args.page, _MARKS, table(results))
 
 
 if __name__ == '__main__':
-  main()
+  with cli.errors_as_lines():
+    main()

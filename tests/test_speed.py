@@ -1,5 +1,6 @@
 """The arithmetic of the benchmarks of speed, on numbers that are known."""
 
+import itertools
 import json
 
 from conftest import Setup, make_batch
@@ -7,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import op_times, scaling, steps, throughput
-from flatmatch_jax.types import DatasetInfo
+from benchmarks import op_times, pages, scaling, steps, throughput
+from flatmatch_jax.types import DatasetInfo, UserError
 
 
 class Fake:
@@ -38,12 +39,13 @@ def timed(log):
   return {name: Fake(name, s, log) for name, s in seconds.items()}
 
 
-def test_every_part_runs_once_a_round_in_an_order_that_turns(timed, log):
+def test_every_part_runs_once_a_round_after_one_or_another(timed, log):
   found = throughput.rounds(timed, seconds=0)
   assert {rows.shape for rows in found.values()} == {(3, 2)}
   order = [log[i : i + 5] for i in range(0, len(log), 5)]
   assert all(sorted(part) == sorted(timed) for part in order)
-  assert order[1] == order[2][-1:] + order[2][:-1]
+  pairs = set(itertools.pairwise(log[5:]))
+  assert len(pairs) > 1.5 * len(timed)  # A cycle has as many as parts.
 
 
 def test_shares_and_ratios_are_those_of_a_round(timed, monkeypatch):
@@ -108,6 +110,7 @@ def test_numbers_of_devices_are_compared_in_one_run(monkeypatch):
     'devices': 2,
     'cores': 2,
     'rounds': 3,
+    'load_before': 0.5,
     'rows': [row],
   }
   older = result | {'rows': [{key: row[key] for key in row if key != 'faster'}]}
@@ -120,8 +123,15 @@ def test_devices_that_are_not_there_are_refused(monkeypatch):
   monkeypatch.setattr(throughput.os, 'sched_getaffinity', lambda _: range(4))
   assert throughput.check_devices([1, 4, 4]) == [1, 4]
   for wrong in ([1, 5], [2, 1]):
-    with pytest.raises(SystemExit, match='1 first'):
+    with pytest.raises(UserError, match='1 first'):
       throughput.check_devices(wrong)
+
+
+def test_methods_that_take_other_images_are_refused():
+  throughput.check_methods(['fixmatch', 'flatmatch_e'], 'wrn_10_1', 8)
+  for other in ('mixmatch', 'pi_model'):
+    with pytest.raises(UserError, match=f'{other} takes'):
+      throughput.check_methods(['fixmatch', other], 'wrn_10_1', 8)
 
 
 def test_batches_keep_the_ratio_of_their_method():
@@ -142,12 +152,17 @@ def test_results_of_other_devices_are_kept(tmp_path):
 
 
 def test_a_table_takes_the_place_between_the_marks(tmp_path):
-  page, mark = tmp_path / 'page.md', throughput._MARK
-  page.write_text(f'before\n{mark}\nold\n{mark}\nafter\n')
+  page, marks = tmp_path / 'page.md', ('<begin>', '<end>')
+  page.write_text('before\n<begin>\nold\n<end>\nafter\n')
   for text in ('| a |', '| b |'):
-    throughput.put_into(page, text)
-    expected = f'before\n{mark}\n\n{text}\n\n{mark}\nafter\n'
+    pages.put_between(page, marks, text)
+    expected = f'before\n<begin>\n\n{text}\n\n<end>\nafter\n'
     assert page.read_text() == expected
+  for wrong in ('<begin> and no more', '<end> <begin>', ''):
+    page.write_text(wrong)
+    with pytest.raises(UserError, match='<begin> and, below it, <end>'):
+      pages.put_between(page, marks, 'new')
+    assert page.read_text() == wrong
 
 
 def test_growth_is_exponent_and_slope():
