@@ -11,7 +11,6 @@ the call is made. A run that fails is named, and the others go on. Every call
 ends by making docs/results.md's tables anew.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -26,9 +25,9 @@ import zlib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import study_report
+from benchmarks import pages, study_report
 from configs import cifar10_small as small_config
-from flatmatch_jax import files, reference
+from flatmatch_jax import cli, files, reference
 from flatmatch_jax.workdir import Workdir, as_dict
 
 RECORDS = ROOT / 'docs' / 'results'
@@ -46,10 +45,13 @@ AVERAGED = (  # Over the rows since the evaluation before.
   'threshold',
 )
 PAIR = ('freematch', 'flatmatch')
-MAIN = ('fixmatch', 'supervised', 'flatmatch_e')
-OTHERS = ('flexmatch', 'softmatch', 'flatmatch_fix')
+OTHERS = ('fixmatch', 'supervised', 'flatmatch_e', 'flexmatch', 'softmatch')
+# From 1,000 labels it is FlatMatch: they are more than its 500.
+FIX = 'flatmatch_fix'
 ABLATIONS = ('flatmatch_last', 'sharp_labeled', 'sharp_unlabeled', 'sharp_all')
 SEEDS = (0, 1, 2)
+IMAGES = 'fe204151'  # CIFAR-10's fingerprint, as in a run's dataset.json.
+RHO, FAIRNESS = 'recipe_args.rho', 'method_args.fairness_weight'
 STEPS = 2000
 EVALUATIONS = 10
 # Images through the network a step, forward or backward, relative to `split`:
@@ -70,14 +72,16 @@ class Cell(NamedTuple):
   seed: int
   layout: str = 'split'
   steps: int = STEPS
-  rho: float | None = None
+  changed: tuple[str, float] | None = None  # A field of the config.
 
   @property
   def name(self) -> str:
     parts = [self.method, self.labels, self.seed]
     parts += [self.layout] * (self.layout != 'split')
     parts += [f'{self.steps}steps'] * (self.steps != STEPS)
-    parts += [f'rho{self.rho}'] * (self.rho is not None)
+    if self.changed:
+      field, value = self.changed
+      parts.append(f'{field.rpartition(".")[2]}{value}')
     return '-'.join(map(str, parts))
 
   @property
@@ -93,8 +97,7 @@ class Cell(NamedTuple):
       'eval_every': -(-self.steps // EVALUATIONS),
       'compilation_cache': str(runs / 'compiled'),
     }
-    if self.rho is not None:
-      fields['recipe_args.rho'] = self.rho
+    fields |= dict([self.changed] if self.changed else [])
     return [
       sys.executable,
       str(ROOT / 'main.py'),
@@ -120,13 +123,14 @@ def cells() -> list[Cell]:
     *pairs,
     *layouts(0, False),
     *layouts(0, True),
-    *grid((*MAIN, *OTHERS, *ABLATIONS), 250, [0]),
-    *(Cell('flatmatch', 250, 0, rho=rho) for rho in (0.01, 0.2)),
-    *grid((*MAIN, *OTHERS), 250, [1, 2]),
+    *grid((*OTHERS, FIX, *ABLATIONS), 250, [0]),
+    *(Cell('flatmatch', 250, 0, changed=(RHO, rho)) for rho in (0.01, 0.2)),
+    *grid((*OTHERS, FIX), 250, [1, 2]),
     *(cell for seed in (1, 2) for cell in layouts(seed, False)),
-    *grid((*MAIN, *OTHERS), 1000, [0]),
+    *grid(OTHERS, 1000, [0]),
     *grid(ABLATIONS, 250, [1, 2]),
-    *grid((*MAIN, *OTHERS), 1000, [1, 2]),
+    *grid(OTHERS, 1000, [1, 2]),
+    *(Cell(method, 250, 0, changed=(FAIRNESS, 0.0)) for method in PAIR),
     *grid(ABLATIONS, 1000, [0]),
   ]
 
@@ -142,8 +146,8 @@ def todays_settings(cell: Cell) -> str:
   """The same of a cell that was not run yet."""
   config = small_config.get_config(cell.variant)
   config.batch_norm, config.steps = cell.layout, cell.steps
-  if cell.rho is not None:
-    config.recipe_args.rho = cell.rho
+  if cell.changed:
+    config.update_from_flattened_dict(dict([cell.changed]))
   return settings(as_dict(config))
 
 
@@ -167,10 +171,11 @@ def condense(rows: list[dict]) -> list[dict]:
 
 def record(cell: Cell, workdir: Workdir) -> None:
   """Keeps the evaluations of a finished run."""
+  workdir.read('result.json')  # Or it is not finished.
   lines = [
     {
       'settings': settings(workdir.read('config.json')),
-      'jax': workdir.read('versions.json')['jax'],
+      'images': workdir.read('dataset.json')['fingerprint'],
     },
     *condense(workdir.metrics()),
   ]
@@ -184,14 +189,15 @@ def is_recorded(cell: Cell) -> bool:
   path = RECORDS / f'{cell.name}.jsonl'
   if not path.exists():
     return False
-  with path.open() as file:
-    found = json.loads(file.readline())['settings']
-  if found != todays_settings(cell):
+  found, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+  expected = {'settings': todays_settings(cell), 'images': IMAGES}
+  if found != expected:
     raise SystemExit(
-      f'{path} is of other settings than configs/cifar10_small.py has now: '
-      'put the config back, or remove all records and run them anew.'
+      f'{path} is of {found}, not of {expected}: of other settings than '
+      'configs/cifar10_small.py has now, or of other images than CIFAR-10. Put '
+      'the config back, or remove what is not of it and run that anew.'
     )
-  return True
+  return bool(rows) and rows[-1]['step'] == cell.steps
 
 
 def run_all(
@@ -203,7 +209,7 @@ def run_all(
   """
   until = time.monotonic() + budget
   runs.mkdir(parents=True, exist_ok=True)
-  # A run on one core takes 0.7 times the CPU time of one on two.
+  # With a core each, two runs do no less than one after another on both.
   cores = sorted(os.sched_getaffinity(0))
   free = [cores[i % len(cores) :: jobs] for i in range(jobs)]
   waiting, running, failed = list(todo), {}, []
@@ -239,7 +245,7 @@ def run_all(
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = cli.Parser(description=__doc__.splitlines()[0])
   parser.add_argument('--runs', default='runs/cifar10_small')
   parser.add_argument('--data_dir', default='')
   parser.add_argument(
@@ -247,12 +253,17 @@ def main():
   )
   parser.add_argument('--budget', type=float, default=360, help='in minutes')
   args = parser.parse_args()
+  if args.jobs < 1:
+    parser.error(f'--jobs {args.jobs} must be at least 1')
   names = [cell.name for cell in cells()]
   todo = [cell for cell in cells() if not is_recorded(cell)]
   print(f'{len(names) - len(todo)} of {len(names)} runs are recorded.')
   runs = pathlib.Path(args.runs).resolve()
+  pages.check_marks(ROOT / 'docs' / 'results.md', study_report.MARKS)
   # As Ctrl-C does: what runs is stopped, and saved.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  for number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) != signal.SIG_IGN:  # As by nohup.
+      signal.signal(number, lambda number, _: sys.exit(128 + number))
   try:
     failed = run_all(todo, runs, args.data_dir, args.jobs, 60 * args.budget)
   finally:
@@ -262,4 +273,5 @@ def main():
 
 
 if __name__ == '__main__':
-  main()
+  with cli.errors_as_lines():
+    main()

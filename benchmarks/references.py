@@ -14,7 +14,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flatmatch_jax import files, reference
+from flatmatch_jax import cli, files, reference
+from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
 
@@ -29,10 +30,16 @@ def entry(runs: list[Workdir], old: dict | None = None) -> dict:
     for number, seed in enumerate(old['seeds']):
       rows = old['errors'].items()
       found[seed] = {int(step): errors[number] for step, errors in rows}
-  found |= {run.read('result.json')['seed']: errors_of(run) for run in runs}
+  given = {run.read('result.json')['seed']: run for run in runs}
+  if len(given) < len(runs):
+    raise UserError(
+      f'Of {", ".join(str(run.path) for run in runs)} two have the same seed: '
+      'they would count as one. Give one of each seed.'
+    )
+  found |= {seed: errors_of(run) for seed, run in given.items()}
   steps = sorted(set.intersection(*map(set, found.values())))
   if len(steps) < reference.POINTS:
-    raise SystemExit(
+    raise UserError(
       f'{runs[0].path} and the other seeds of its setting were evaluated at '
       f'{len(steps)} common steps, and {reference.POINTS} are needed; train '
       'with the same config.eval_every.'
@@ -89,4 +96,5 @@ def main():
 
 
 if __name__ == '__main__':
-  main()
+  with cli.errors_as_lines():
+    main()

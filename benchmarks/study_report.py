@@ -8,11 +8,13 @@ import statistics
 from matplotlib.figure import Figure
 from scipy import stats
 
+from benchmarks import pages
 from flatmatch_jax import files, plots
 
 _LAST = 5  # Evaluations whose median is shown.
 _BASE = 'freematch'
 _SHOWN = 6  # Of the runs that are missing.
+MARKS = '<!-- tables -->', '<!-- end -->'
 
 
 def read(folder: pathlib.Path) -> dict[str, list[dict]]:
@@ -36,6 +38,7 @@ def group(names: list[str]) -> dict[tuple[int, str], dict[int, str]]:
 
 def _words(part: str) -> str:
   part = re.sub(r'^rho', 'ρ = ', part)
+  part = re.sub(r'^fairness_weight', 'fairness weight ', part)
   return re.sub(r'steps$', ' steps', part)
 
 
@@ -130,15 +133,7 @@ def write(records: pathlib.Path, docs: pathlib.Path, names: list[str]) -> None:
     done += f' The next are {", ".join(missing[:_SHOWN])}.'
   if others := sorted(set(runs) - set(names)):
     done += f' Not of the protocol, and not shown: {", ".join(others)}.'
-  path = docs / 'results.md'
-  text = re.sub(
-    r'(<!-- tables -->\n).*(<!-- end -->)',
-    lambda match: match[1] + '\n\n'.join([*tables, done]) + '\n' + match[2],
-    path.read_text(),
-    flags=re.DOTALL,
-  )
-  with files.replacing(path, 'w') as file:
-    file.write(text)
+  pages.put_between(docs / 'results.md', MARKS, '\n\n'.join([*tables, done]))
   for labels in amount:
     by_variant = {
       variant: {seed: runs[n] for seed, n in seeds.items() if n in runs}

@@ -17,7 +17,6 @@ _SHORT = {
   'interval': 50,
   'uda_warmup_steps': 250,
   'pretrain_steps': 500,
-  'num_fixed': 500,
 }
 
 

@@ -6,11 +6,15 @@ import math
 import pytest
 from scipy import stats
 
-from benchmarks import cifar10_small, references, study_report
+from benchmarks import cifar10_small as study
+from benchmarks import references
 from configs import cifar10_small as small_config
 from configs import digits
 from flatmatch_jax import data, reference, train
+from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir, as_dict
+
+ENTRIES = json.loads(reference.FILE.read_text())
 
 
 @pytest.fixture
@@ -124,9 +128,16 @@ def test_runs_are_entered_seed_by_seed(tmp_path, capsys):
 def test_runs_without_common_steps_are_refused(tmp_path):
   file = tmp_path / 'references.json'
   runs = [finished(tmp_path, s, every=e) for s, e in ((0, 10), (1, 60))]
-  with pytest.raises(SystemExit, match='2 common steps'):
+  with pytest.raises(UserError, match='2 common steps'):
     references.update(runs, file)
   assert not file.exists()
+
+
+def test_of_a_seed_one_run_is_entered(tmp_path):
+  file = tmp_path / 'references.json'
+  runs = [finished(tmp_path, 0, every=every) for every in (5, 10)]
+  with pytest.raises(UserError, match='same seed'):
+    references.update(runs, file)
 
 
 @pytest.mark.usefixtures('tiny_network')
@@ -148,133 +159,33 @@ def test_training_says_where_it_stands(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-  'config', [digits.get_config(), small_config.get_config()]
+  'entry',
+  ENTRIES,
+  ids=lambda e: '-'.join(map(str, list(e['settings'].values())[:3])),
 )
-def test_defaults_have_a_band(config):
-  """A field that is new in a config must be added to the file, too."""
-  entries = json.loads(reference.FILE.read_text())
-  (images,) = {
-    entry['images']
-    for entry in entries
-    if entry['settings']['dataset'] == config.dataset
-  }
-  if config.dataset == 'digits':
-    assert images == data.fingerprint(data.load('digits'))
-  bands = reference.find(config, images)
+def test_entries_are_of_todays_configs(entry):
+  """What is new in a config or a method must be added to the file, too."""
+  names = ('dataset', 'method', 'labels')
+  dataset, method, labels = (entry['settings'][name] for name in names)
+  file = {'digits': digits, 'cifar10': small_config}[dataset]
+  config = file.get_config(f'method={method},labels={labels}')
+  bands = reference.find(config, entry['images'])
   assert max(band.mean + band.width for band in bands.values()) < 85  # Chance.
   assert len(bands) == reference.POINTS
   assert max(bands) == config.steps
+  if dataset == 'digits':
+    assert entry['images'] == data.fingerprint(data.load('digits'))
+    return
+  assert entry['images'] == study.IMAGES
+  for number, seed in enumerate(entry['seeds']):
+    record = study.RECORDS / f'{study.Cell(method, labels, seed).name}.jsonl'
+    rows = [json.loads(line) for line in record.read_text().splitlines()[1:]]
+    errors = {row['step']: row['error'] for row in rows}
+    assert all(
+      errors[step] == band.errors[number] for step, band in bands.items()
+    )
 
 
-def test_study_pairs_seeds_of_equal_splits(tmp_path):
-  row = lambda step, error: {'step': step, 'error': error}
-  record = lambda name, *errors: (tmp_path / f'{name}.jsonl').write_text(
-    '\n'.join(json.dumps(row(k, e)) for k, e in enumerate(errors))
-  )
-  record('freematch-250-0', 90.0, 50.0, 52.0)
-  record('freematch-250-1', 90.0, 61.0, 60.0)
-  record('flatmatch-250-0', 90.0, 50.0, 49.0)
-  record('flatmatch-250-1', 90.0, 58.0, 58.0)
-  runs = study_report.read(tmp_path)
-  groups = study_report.group([cell.name for cell in cifar10_small.cells()])
-  text = study_report.table(runs, groups, 250)
-  plain, flat = text.splitlines()[2:]
-  assert plain.startswith('| freematch | 0, 1 | 56.00 ± 5.66 |')
-  assert plain.endswith('| – |')
-  low, high = stats.t.interval(0.95, 1, -2.5, 0.5)
-  ending = f'| -2.50 ({low:+.2f} to {high:+.2f}) against freematch |'
-  assert flat.endswith(ending)
-  # A seed is one sample; a run without its partner is none.
-  record('freematch-1000-0', 90.0, 40.0)
-  record('flatmatch-1000-0', 90.0, 36.0)
-  record('flatmatch-1000-1', 90.0, 10.0)
-  text = study_report.pooled(study_report.read(tmp_path), groups)
-  low, high = stats.t.interval(0.95, 1, -2.75, 0.75)  # Of -3.5 and -2.
-  assert text.endswith(f': -2.75 ({low:+.2f} to {high:+.2f}). ')
-
-
-def test_study_pairs_layouts_with_their_own_method(tmp_path):
-  for name, error in (
-    ('freematch-250-0', 60.0),
-    ('flatmatch-250-0', 50.0),
-    ('flatmatch-250-0-joint', 47.0),
-    ('flatmatch-250-0-rho0.2', 51.0),
-  ):
-    row = {'step': 1, 'error': error}
-    (tmp_path / f'{name}.jsonl').write_text(json.dumps(row))
-  groups = study_report.group([cell.name for cell in cifar10_small.cells()])
-  text = study_report.table(study_report.read(tmp_path), groups, 250)
-  ends = [line.split('|')[-2].strip() for line in text.splitlines()[2:]]
-  assert ends[1] == '-10.00 against freematch'
-  assert ends[2:] == ['-3.00 against flatmatch', '+1.00 against flatmatch']
-
-
-def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
-  (tmp_path / 'images').mkdir()
-  marks = '<!-- tables -->\nold\n<!-- end -->'
-  (tmp_path / 'results.md').write_text(f'before\n{marks}\nafter\n')
-  record = tmp_path / 'records' / 'freematch-250-0.jsonl'
-  record.parent.mkdir()
-  record.write_text(json.dumps({'step': 1, 'error': 60.0}))
-  names = [cell.name for cell in cifar10_small.cells()]
-  study_report.write(record.parent, tmp_path, names)
-  text = (tmp_path / 'results.md').read_text()
-  assert text.startswith('before\n')
-  assert text.endswith('\nafter\n')
-  assert '| freematch | 0 | 60.00 |' in text
-  assert 'old' not in text
-  assert (
-    f'1 of the {len(names)} runs are done. The next are {names[1]},' in text
-  )
-  drawn = sorted(path.name for path in (tmp_path / 'images').iterdir())
-  assert drawn == ['results_250.png', 'results_250_last.png']
-
-
-def test_study_keeps_evaluations_and_means_between_them():
-  rows = [
-    {'step': 1, 'labeled_loss': 1.0, 'pseudo_label_accuracy': None},
-    {'step': 2, 'labeled_loss': 2.00004, 'error': 50.0, 'error_raw': 60.0},
-    {'step': 3, 'labeled_loss': 4.0, 'used_fraction': 0.5},
-    {'step': 4, 'labeled_loss': 5.0, 'error': 40.0, 'error_raw': 41.0},
-    {'step': 5, 'labeled_loss': 9.0},
-  ]
-  first, second = cifar10_small.condense(rows)
-  assert first == {
-    'step': 2,
-    'error': 50.0,
-    'error_raw': 60.0,
-    'labeled_loss': 1.5,
-  }
-  assert second['labeled_loss'] == 4.5
-  assert second['used_fraction'] == 0.5
-
-
-def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(cifar10_small, 'RECORDS', tmp_path)
-  cell = cifar10_small.Cell('flatmatch', 250, 1, 'joint', 704)
-  assert not cifar10_small.is_recorded(cell)
-  config = small_config.get_config(cell.variant)
-  config.batch_norm, config.steps, config.data_dir = 'joint', 704, 'here'
-  run = Workdir(str(tmp_path / 'run'))
-  run.path.mkdir()
-  run.write('config.json', as_dict(config))
-  run.write('versions.json', {'jax': '0.10.2'})
-  row = {'step': 704, 'error': 50.0, 'error_raw': 50.0}
-  (run.path / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
-  cifar10_small.record(cell, run)
-  assert cifar10_small.is_recorded(cell)
-  config.ema_decay = 0.9
-  run.write('config.json', as_dict(config))
-  cifar10_small.record(cell, run)
-  with pytest.raises(SystemExit, match='other settings'):
-    cifar10_small.is_recorded(cell)
-
-
-def test_records_in_the_repository_are_of_the_protocol():
-  recorded = [c for c in cifar10_small.cells() if cifar10_small.is_recorded(c)]
-  assert recorded
-
-
-def test_cells_of_the_study_have_names_of_their_own():
-  cells = cifar10_small.cells()
-  assert len({cell.name for cell in cells}) == len(cells)
+def test_default_configs_have_an_entry():
+  names = {(e['settings']['dataset'], e['settings']['method']) for e in ENTRIES}
+  assert names >= {('digits', 'flatmatch'), ('cifar10', 'flatmatch')}

@@ -1,0 +1,194 @@
+"""The study of CIFAR-10: its cells, records, tables and the runs it starts."""
+
+import json
+import pathlib
+import sys
+from typing import NamedTuple
+
+import pytest
+from scipy import stats
+
+from benchmarks import cifar10_small as study
+from benchmarks import study_report
+from configs import cifar10_small as small_config
+from flatmatch_jax.types import UserError
+from flatmatch_jax.workdir import Workdir, as_dict
+
+
+def test_study_pairs_seeds_of_equal_splits(tmp_path):
+  row = lambda step, error: {'step': step, 'error': error}
+  record = lambda name, *errors: (tmp_path / f'{name}.jsonl').write_text(
+    '\n'.join(json.dumps(row(k, e)) for k, e in enumerate(errors))
+  )
+  record('freematch-250-0', 90.0, 50.0, 52.0)
+  record('freematch-250-1', 90.0, 61.0, 60.0)
+  record('flatmatch-250-0', 90.0, 50.0, 49.0)
+  record('flatmatch-250-1', 90.0, 58.0, 58.0)
+  runs = study_report.read(tmp_path)
+  groups = study_report.group([cell.name for cell in study.cells()])
+  text = study_report.table(runs, groups, 250)
+  plain, flat = text.splitlines()[2:]
+  assert plain.startswith('| freematch | 0, 1 | 56.00 ± 5.66 |')
+  assert plain.endswith('| – |')
+  low, high = stats.t.interval(0.95, 1, -2.5, 0.5)
+  ending = f'| -2.50 ({low:+.2f} to {high:+.2f}) against freematch |'
+  assert flat.endswith(ending)
+  # A seed is one sample; a run without its partner is none.
+  record('freematch-1000-0', 90.0, 40.0)
+  record('flatmatch-1000-0', 90.0, 36.0)
+  record('flatmatch-1000-1', 90.0, 10.0)
+  text = study_report.pooled(study_report.read(tmp_path), groups)
+  low, high = stats.t.interval(0.95, 1, -2.75, 0.75)  # Of -3.5 and -2.
+  assert text.endswith(f': -2.75 ({low:+.2f} to {high:+.2f}). ')
+
+
+def test_study_pairs_layouts_with_their_own_method(tmp_path):
+  for name, error in (
+    ('freematch-250-0', 60.0),
+    ('flatmatch-250-0', 50.0),
+    ('flatmatch-250-0-joint', 47.0),
+    ('flatmatch-250-0-rho0.2', 51.0),
+  ):
+    row = {'step': 1, 'error': error}
+    (tmp_path / f'{name}.jsonl').write_text(json.dumps(row))
+  groups = study_report.group([cell.name for cell in study.cells()])
+  text = study_report.table(study_report.read(tmp_path), groups, 250)
+  ends = [line.split('|')[-2].strip() for line in text.splitlines()[2:]]
+  assert ends[1] == '-10.00 against freematch'
+  assert ends[2:] == ['-3.00 against flatmatch', '+1.00 against flatmatch']
+
+
+def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
+  (tmp_path / 'images').mkdir()
+  marks = '<!-- tables -->\nold\n<!-- end -->'
+  (tmp_path / 'results.md').write_text(f'before\n{marks}\nafter\n')
+  record = tmp_path / 'records' / 'freematch-250-0.jsonl'
+  record.parent.mkdir()
+  record.write_text(json.dumps({'step': 1, 'error': 60.0}))
+  names = [cell.name for cell in study.cells()]
+  study_report.write(record.parent, tmp_path, names)
+  text = (tmp_path / 'results.md').read_text()
+  assert text.startswith('before\n')
+  assert text.endswith('\nafter\n')
+  assert '| freematch | 0 | 60.00 |' in text
+  assert 'old' not in text
+  assert (
+    f'1 of the {len(names)} runs are done. The next are {names[1]},' in text
+  )
+  drawn = sorted(path.name for path in (tmp_path / 'images').iterdir())
+  assert drawn == ['results_250.png', 'results_250_last.png']
+
+
+def test_study_keeps_evaluations_and_means_between_them():
+  rows = [
+    {'step': 1, 'labeled_loss': 1.0, 'pseudo_label_accuracy': None},
+    {'step': 2, 'labeled_loss': 2.00004, 'error': 50.0, 'error_raw': 60.0},
+    {'step': 3, 'labeled_loss': 4.0, 'used_fraction': 0.5},
+    {'step': 4, 'labeled_loss': 5.0, 'error': 40.0, 'error_raw': 41.0},
+    {'step': 5, 'labeled_loss': 9.0},
+  ]
+  first, second = study.condense(rows)
+  assert first == {
+    'step': 2,
+    'error': 50.0,
+    'error_raw': 60.0,
+    'labeled_loss': 1.5,
+  }
+  assert second['labeled_loss'] == 4.5
+  assert second['used_fraction'] == 0.5
+
+
+def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(study, 'RECORDS', tmp_path)
+  cell = study.Cell('flatmatch', 250, 1, 'joint', 704)
+  assert not study.is_recorded(cell)
+  config = small_config.get_config(cell.variant)
+  config.batch_norm, config.steps, config.data_dir = 'joint', 704, 'here'
+  run = Workdir(str(tmp_path / 'run'))
+  run.path.mkdir()
+  run.write('config.json', as_dict(config))
+  run.write('dataset.json', {'fingerprint': study.IMAGES})
+  rows = [
+    {'step': step, 'error': 50.0, 'error_raw': 50.0} for step in (350, 704)
+  ]
+  (run.path / 'metrics.jsonl').write_text(
+    ''.join(json.dumps(row) + '\n' for row in rows)
+  )
+  with pytest.raises(UserError, match='no result'):
+    study.record(cell, run)
+  run.write('result.json', {})
+  study.record(cell, run)
+  assert study.is_recorded(cell)
+  path = tmp_path / f'{cell.name}.jsonl'
+  whole = path.read_text().splitlines(keepends=True)
+  for part in (whole[:1], whole[:2]):  # As a bad merge leaves it.
+    path.write_text(''.join(part))
+    assert not study.is_recorded(cell)
+  wrong = {'config.json': as_dict(config) | {'ema_decay': 0.9}}
+  wrong['dataset.json'] = {'fingerprint': 'others'}
+  for name, content in wrong.items():
+    kept = run.read(name)
+    run.write(name, content)
+    study.record(cell, run)
+    with pytest.raises(SystemExit, match='other settings'):
+      study.is_recorded(cell)
+    run.write(name, kept)
+
+
+def test_records_in_the_repository_are_of_the_protocol():
+  recorded = [c for c in study.cells() if study.is_recorded(c)]
+  assert recorded
+
+
+def test_cells_of_the_study_have_names_of_their_own():
+  cells = study.cells()
+  assert len({cell.name for cell in cells}) == len(cells)
+
+
+def test_a_cells_command_trains_what_its_record_must_be_of():
+  cell = study.Cell('flatmatch', 250, 1, 'joint', 704, (study.RHO, 0.2))
+  assert cell.name == 'flatmatch-250-1-joint-704steps-rho0.2'
+  command = cell.command(pathlib.Path('runs'), 'data')
+  assert {
+    '--config.batch_norm=joint',
+    '--config.steps=704',
+    '--config.recipe_args.rho=0.2',
+  } < set(command)
+  config = small_config.get_config(command[2].partition(':')[2])
+  config.batch_norm, config.steps, config.recipe_args.rho = 'joint', 704, 0.2
+  assert study.settings(as_dict(config)) == study.todays_settings(cell)
+  config.recipe_args.rho = 0.05
+  assert study.settings(as_dict(config)) != study.todays_settings(cell)
+
+
+class Ends(NamedTuple):
+  """A cell whose run ends by itself, or does not."""
+
+  name: str
+  python: str
+
+  def command(self, runs, data_dir):
+    del runs, data_dir
+    return [sys.executable, '-c', self.python]
+
+
+def test_runs_that_end_well_are_recorded_and_the_others_named(
+  tmp_path, monkeypatch
+):
+  recorded = []
+  monkeypatch.setattr(
+    study, 'record', lambda cell, run: recorded.append((cell.name, run.path))
+  )
+  todo = [Ends('a', ''), Ends('b', 'raise SystemExit(3)'), Ends('c', '')]
+  failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
+  assert failed == [f'{tmp_path}/b.log']
+  assert recorded == [('a', tmp_path / 'a'), ('c', tmp_path / 'c')]
+
+
+def test_at_the_end_of_the_budget_runs_are_stopped_and_not_recorded(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(study, 'record', None)  # Not to be called.
+  todo = [Ends('a', 'import time; time.sleep(600)'), Ends('b', 'never')]
+  assert study.run_all(todo, tmp_path, '', jobs=1, budget=0.5) == []
+  assert not (tmp_path / 'b.log').exists()
