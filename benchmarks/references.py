@@ -4,10 +4,11 @@
 
 Runs that differ in seeds only become one entry, with the test errors of each
 at five steps. What the file has of other seeds and settings stays. An entry
-needs at least three seeds.
+needs at least three seeds. A folder of runs, such as a sweep's, is all of them.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
@@ -15,6 +16,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from flatmatch_jax import cli, files, reference
+from flatmatch_jax.report.runs import members
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -66,15 +68,20 @@ def update(paths: list[str], file: pathlib.Path) -> None:
   """Enters the runs at `paths` into `file`."""
   key = lambda *parts: json.dumps(parts, sort_keys=True)
   groups: dict[str, list[Workdir]] = {}
-  for path in paths:
-    run = Workdir(path)
+  for member in itertools.chain.from_iterable(map(members, paths)):
+    run = Workdir(member)
     settings = reference.settings(run.read('config.json'))
     images = run.read('dataset.json')['fingerprint']
     groups.setdefault(key(settings, images), []).append(run)
-  known = {
-    key(old['settings'], old['images']): old
-    for old in (json.loads(file.read_text()) if file.exists() else [])
-  }
+  try:
+    known = {
+      key(old['settings'], old['images']): old
+      for old in (json.loads(file.read_text()) if file.exists() else [])
+    }
+  except (ValueError, TypeError, KeyError) as error:
+    raise UserError(
+      f'{file} is damaged ({error!r}); put it back as it was.'
+    ) from error
   for name, runs in groups.items():
     new = entry(runs, known.get(name))
     if (number := len(new['seeds'])) < reference.LEAST_SEEDS:
@@ -82,6 +89,9 @@ def update(paths: list[str], file: pathlib.Path) -> None:
       print(f'{runs[0].path}: {number} of {least} seeds, so left out.')
       continue
     known[name] = new
+    dataset, method = (new['settings'][key] for key in ('dataset', 'method'))
+    seeds = ', '.join(map(str, new['seeds']))
+    print(f'{method} on {dataset}: seeds {seeds}.')
   # A line each, so that a change shows what it changes.
   lines = ',\n'.join(json.dumps(known[name]) for name in sorted(known))
   with files.replacing(file, 'w') as out:

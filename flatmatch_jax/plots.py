@@ -3,6 +3,7 @@
 import pathlib
 
 from flatmatch_jax import files
+from flatmatch_jax.reference import Band
 
 
 def _figure(columns: int, width: float = 4.6):
@@ -19,8 +20,16 @@ def _series(rows, key):
   return zip(*points, strict=True) if points else None
 
 
-def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
-  """Errors, losses and pseudo-labels over steps, from metrics.jsonl's rows."""
+def curves(
+  rows: list[dict],
+  title: str,
+  path: pathlib.Path,
+  bands: dict[int, Band] | None = None,
+) -> None:
+  """Errors, losses and pseudo-labels over steps, from metrics.jsonl's rows.
+
+  `bands` are where earlier runs let expect the test error.
+  """
   figure, axes = _figure(3)
   panels = (
     (
@@ -50,6 +59,10 @@ def curves(rows: list[dict], title: str, path: pathlib.Path) -> None:
         # A line of few points would hardly be seen, and of one not at all.
         few = '.' if len(rows) < 20 else ''
         axis.plot(*series, label=name, linewidth=1.4, marker=few)
+    if bands and 'error' in keys:
+      low, high = zip(*((b.low, b.high) for b in bands.values()), strict=True)
+      expected = {'label': 'expected by earlier runs', 'color': '0.85'}
+      axis.fill_between(list(bands), low, high, **expected)
     axis.set(xlabel='step', ylabel=label)
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     axis.grid(alpha=0.3)

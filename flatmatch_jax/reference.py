@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from flatmatch_jax import logging
 from flatmatch_jax.settings import fields
-from flatmatch_jax.workdir import as_dict
 
 FILE = pathlib.Path(__file__).parent / 'references.json'
 POINTS = 5
@@ -43,6 +42,14 @@ class Band(NamedTuple):
     deviation = self.spread * self.mean
     return max(quantile * deviation * math.sqrt(1 + 1 / number), _LEAST_WIDTH)
 
+  @property
+  def low(self) -> float:
+    return max(self.mean - self.width, 0.0)
+
+  @property
+  def high(self) -> float:
+    return self.mean + self.width
+
 
 def make_bands(errors: dict[int, list[float]], seeds) -> dict[int, Band]:
   """Bands by step, from the errors of each seed at these steps.
@@ -63,16 +70,22 @@ def settings(config: dict) -> dict:
   return json.loads(json.dumps(decide))  # Tuples are lists there.
 
 
-def find(config, images: str) -> dict[int, Band]:
+def find(config: dict, images: str) -> dict[int, Band]:
   """Bands by step for a config like this one; empty where there are none.
 
   `images` is the fingerprint of the data: names of datasets may be anybody's.
   """
-  wanted = settings(as_dict(config))
-  for entry in json.loads(FILE.read_text()):
-    if entry['settings'] == wanted and entry['images'] == images:
-      errors = {int(step): row for step, row in entry['errors'].items()}
-      return make_bands(errors, entry['seeds'])
+  wanted = settings(config)
+  try:
+    for entry in json.loads(FILE.read_text()):
+      if entry['settings'] == wanted and entry['images'] == images:
+        errors = {int(step): row for step, row in entry['errors'].items()}
+        return make_bands(errors, entry['seeds'])
+  except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    logging.say(
+      f'Warning: {FILE} is damaged ({error!r}), so that nothing is said of '
+      'what earlier runs had; put it back as it was.'
+    )
   return {}
 
 
@@ -80,19 +93,18 @@ def compare(bands: dict[int, Band], step: int, error: float | None) -> None:
   """Tells how a run's test error lies at the steps that have a band."""
   if (band := bands.get(step)) is None or error is None:
     return
-  low, high = max(band.mean - band.width, 0.0), band.mean + band.width
   where = (
     f'step {step} has a test error of {error:.2f}%; the seeds '
     f'{", ".join(map(str, band.seeds))} had {min(band.errors):.2f} to '
     f'{max(band.errors):.2f}% in earlier runs'
   )
-  expected = f'one more is expected from {low:.2f} to {high:.2f}%'
-  if error > high:
+  expected = f'one more is expected from {band.low:.2f} to {band.high:.2f}%'
+  if error > band.high:
     logging.say(
       f'Warning: {where}, and {expected}. Compare metrics.jsonl and '
       'versions.json with a run that went well.'
     )
-  elif error < low:
+  elif error < band.low:
     logging.say(f'Better than expected: {where}, and {expected}.')
   else:
     logging.say(f'As expected: {where}, and {expected}.')

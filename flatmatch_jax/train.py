@@ -140,7 +140,7 @@ def train_in(files: Workdir, config) -> TrainState:
   expected = {}
   if distributed.is_first():
     described = files.read('dataset.json')
-    expected = reference.find(config, described['fingerprint'])
+    expected = reference.find(as_dict(config), described['fingerprint'])
   trace = profile.Trace(files.tensorboard, start, config.profile_steps)
   phases.done('log')
   feed: Any = None
@@ -165,13 +165,14 @@ def train_in(files: Workdir, config) -> TrainState:
           train = compile_step(
             program.pretrain_step if plain else program.step, given
           )
+          phases.done('compile')
           if program.clean_losses:
             # Compiled now, not when it is first asked.
             sharding.settle(look(state, given))
           if config.probe_every:
             sharding.settle(probe(state, given, unseen))
           progress.start()
-          phases.done('compile')
+          phases.done('probes')
         last = step == config.steps
         logs = last or step % config.log_every == 0
         row: dict = {}
@@ -244,12 +245,14 @@ def write_result(
   config, files: Workdir, num_labeled, skipped, seconds, speed
 ) -> None:
   """What came out, in numbers and as a picture."""
+  images = files.read('dataset.json')['fingerprint']
   # The result comes last: with it the run is done.
   with writing(files.path):
     plots.curves(
       files.metrics(),
       f'{config.method} on {config.dataset}, {num_labeled} labels',
       files.path / 'curves.png',
+      reference.find(as_dict(config), images),
     )
   files.write(
     'result.json',

@@ -3,6 +3,8 @@
 import json
 import math
 
+from matplotlib import image
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -10,7 +12,7 @@ from benchmarks import cifar10_small as study
 from benchmarks import references
 from configs import cifar10_small as small_config
 from configs import digits
-from flatmatch_jax import data, reference, train
+from flatmatch_jax import data, plots, reference, train
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir, as_dict
 
@@ -61,16 +63,16 @@ def test_points_share_their_relative_deviation():
 def test_other_seeds_and_intervals_have_the_same_band():
   config = digits.get_config('seed=7,split_seed=8')
   config.log_every, config.data_dir = 3, 'elsewhere'
-  assert reference.find(config, 'these')[80].mean == 12.0
+  assert reference.find(as_dict(config), 'these')[80].mean == 12.0
 
 
 @pytest.mark.usefixtures('known')
 def test_another_setting_has_no_band():
   config = digits.get_config()
   config.recipe_args.rho = 0.1
-  assert reference.find(config, 'these') == {}
-  assert reference.find(digits.get_config('labels=100'), 'these') == {}
-  assert reference.find(digits.get_config(), 'others') == {}
+  assert reference.find(as_dict(config), 'these') == {}
+  assert reference.find(as_dict(digits.get_config('labels=100')), 'these') == {}
+  assert reference.find(as_dict(digits.get_config()), 'others') == {}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,26 @@ def test_run_is_told_where_it_stands(error, start, capsys):
   assert said.partition('] ')[2].startswith(start)
   assert f'{error:.2f}%' in said
   assert '10.00 to 14.00%' in said
+
+
+@pytest.mark.usefixtures('known')
+@pytest.mark.parametrize('damage', ['', '[{"settings"', '{}x', '[1]'])
+def test_a_damaged_file_is_told_and_ends_nothing(damage, capsys):
+  reference.FILE.write_text(damage)
+  assert reference.find(as_dict(digits.get_config()), 'these') == {}
+  assert f'{reference.FILE} is damaged' in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures('known')
+def test_what_is_expected_is_in_the_picture(tmp_path):
+  bands = reference.find(as_dict(digits.get_config()), 'these')
+  rows, picture = [{'step': 80, 'error': 11.0}], tmp_path / 'curves.png'
+  grey = []
+  for given in (None, {40: bands[80], 80: bands[80]}):
+    plots.curves(rows, 'title', picture, given)
+    colours = image.imread(picture)[..., :3]
+    grey.append(np.all(np.abs(colours - 0.85) < 0.01, axis=-1).sum())
+  assert grey[1] > grey[0] + 1000
 
 
 def finished(folder, seed, shift=0.0, every=10, images='these'):
@@ -169,7 +191,7 @@ def test_entries_are_of_todays_configs(entry):
   dataset, method, labels = (entry['settings'][name] for name in names)
   file = {'digits': digits, 'cifar10': small_config}[dataset]
   config = file.get_config(f'method={method},labels={labels}')
-  bands = reference.find(config, entry['images'])
+  bands = reference.find(as_dict(config), entry['images'])
   assert max(band.mean + band.width for band in bands.values()) < 85  # Chance.
   assert len(bands) == reference.POINTS
   assert max(bands) == config.steps

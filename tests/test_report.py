@@ -16,7 +16,7 @@ from PIL import Image
 import pytest
 from runs import ROOT
 
-from flatmatch_jax import classify, cli, experiments
+from flatmatch_jax import classify, cli, experiments, reference
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.report import (
   __main__,
@@ -225,6 +225,27 @@ def test_page_tells_the_numbers_of_the_run(run):
   assert drawn['test, averaged weights']['y'][:3] == [80, 40, 26.67]
   assert drawn['used, of all']['y'][1] == 10  # Percent.
   assert drawn['unlabeled, at θ']['y'][2] is None  # Was not a number.
+
+
+def test_errors_of_earlier_runs_are_drawn_beside(run, tmp_path, monkeypatch):
+  entry = {
+    'settings': reference.settings(run.config),
+    'images': run.dataset['fingerprint'],
+    'seeds': [1, 2, 3],
+    'errors': {'150': [10.0, 20.0, 30.0], '300': [5.0, 10.0, 15.0]},
+  }
+  file = tmp_path / 'references.json'
+  file.write_text(json.dumps([entry]))
+  monkeypatch.setattr(reference, 'FILE', file)
+  lines = single._expected(run)
+  assert [line[:3] for line in lines] == [
+    ('expected by earlier runs', [150, 300], [20.0, 10.0])
+  ]
+  assert lines[0].low == [0.0, 0.0]
+  assert lines[0].high[1] > 15
+  assert 'expected by earlier runs' in single.curves(run)
+  file.write_text('[]')
+  assert 'expected by earlier runs' not in single.curves(run)
 
 
 def test_unfinished_run_has_a_page_with_its_last_step(call, tmp_path):

@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 
-from flatmatch_jax import results
+from flatmatch_jax import reference, results
 from flatmatch_jax.report import (
   analyses,
   charts,
@@ -120,10 +120,13 @@ def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
 
 def header(run: RunFiles, title: str) -> Html:
   config = run.config
+  images = f'{config["batch_size"]}'
+  if config['method'].partition('+')[0] not in ('supervised', 'sam'):
+    images += f' + {config["unlabeled_batch_size"]}'
   facts = (
     f'{config["model"]} · seed {config["seed"]}, labels drawn with '
-    f'seed {config["split_seed"]} · {config["steps"]:,} steps of '
-    f'{config["batch_size"]} + {config["unlabeled_batch_size"]} images'
+    f'seed {config["split_seed"]} · {config["steps"]:,} steps of {images} '
+    'images'
   )
   if counts := run.dataset:
     facts += (
@@ -190,6 +193,8 @@ def curves(run: RunFiles) -> Html:
   for title, unit, keys in PANELS:
     known |= keys.keys()
     lines = [_line(rows, key, name) for key, name in keys.items()]
+    if 'error' in keys:
+      lines += _expected(run)
     panels.append(charts.curves(title, lines, unit))
   for key in dict.fromkeys(key for row in rows for key in row):
     # Such as the number of skipped steps, which is hoped to stay zero.
@@ -202,6 +207,23 @@ def curves(run: RunFiles) -> Html:
 
 def _line(rows, key, name):
   return charts.Line(name, *series(rows, key))
+
+
+def _expected(run):
+  """Where runs of other seeds let expect the test error, if there are any."""
+  bands = reference.find(run.config, run.dataset.get('fingerprint', ''))
+  if not bands:
+    return []
+  column = lambda name: [getattr(band, name) for band in bands.values()]
+  return [
+    charts.Line(
+      'expected by earlier runs',
+      list(bands),
+      y=column('mean'),
+      low=column('low'),
+      high=column('high'),
+    )
+  ]
 
 
 def histogram(run: RunFiles) -> Html:
