@@ -41,7 +41,7 @@ def check_fields(config) -> None:
   if config.batch_norm not in LAYOUTS:
     raise UserError(
       f'Unknown config.batch_norm={config.batch_norm!r}. Known: '
-      f'{", ".join(LAYOUTS)}.'
+      f'{", ".join(LAYOUTS)}.{did_you_mean(config.batch_norm, LAYOUTS)}'
     )
   _check_labels(config)
   _check_groups(config)
@@ -82,7 +82,7 @@ def _check_optimizer(config):
   if config.optimizer not in OPTIMIZERS:
     raise UserError(
       f'Unknown config.optimizer={config.optimizer!r}. Known: '
-      f'{", ".join(OPTIMIZERS)}.'
+      f'{", ".join(OPTIMIZERS)}.{did_you_mean(config.optimizer, OPTIMIZERS)}'
     )
   if config.optimizer == 'adamw' and config.learning_rate > 0.01:
     raise UserError(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import contextlib
 import datetime
+import os
 import statistics
 import sys
 import time
@@ -154,10 +155,20 @@ class Progress:
           tensorboard.close()
 
 
+def quiet_tensorflow() -> None:
+  """To be called before its import, which else tells of the CPU it found.
+
+  Here it reads and writes files: oneDNN, whose use it announces, has no part.
+  """
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
+  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+
+
 def _tensorboard_writers(workdirs):
   """clu's writers; None, said aloud, where TensorFlow is not installed."""
   if not distributed.is_first():
     return [None] * len(workdirs)
+  quiet_tensorflow()
   try:
     from clu import metric_writers  # Loads TensorFlow: seconds.
   except ImportError as error:

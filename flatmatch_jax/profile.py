@@ -24,6 +24,7 @@ class Trace:
       steps = 0
     self._first = start + _BEFORE + 1
     self._end = self._first + steps
+    self._last = self._first
     self._waits, self._on = steps > 0, False
 
   def step(self, step: int, pending: Any):
@@ -42,6 +43,7 @@ class Trace:
       self.close(pending)
     if not self._on:
       return contextlib.nullcontext()
+    self._last = step
     return jax.profiler.StepTraceAnnotation('train', step_num=step)
 
   def close(self, pending: Any) -> None:
@@ -59,6 +61,7 @@ class Trace:
     with writing(self._folder):
       jax.profiler.stop_trace()
     logging.say(
-      f'Steps from {self._first} on are traced: look at {self._folder} in '
-      "TensorBoard's profiler, or at the .json.gz in it in ui.perfetto.dev."
+      f'Steps {self._first} to {self._last} are traced: look at '
+      f"{self._folder} in TensorBoard's profiler, or at the .json.gz in it in "
+      'ui.perfetto.dev.'
     )

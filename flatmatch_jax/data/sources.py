@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from flatmatch_jax.data import images
+from flatmatch_jax.logging import quiet_tensorflow
 from flatmatch_jax.types import UserError
 
 
@@ -160,7 +161,7 @@ def _load(name, data_dir, read) -> Dataset:
 
 def import_tfds() -> types.ModuleType:
   """Returns tensorflow_datasets, quiet and without GPUs."""
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
+  quiet_tensorflow()
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
