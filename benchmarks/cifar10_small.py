@@ -5,10 +5,11 @@
 
 Starts one `main.py` after another, --jobs at a time, in the order of the
 protocol, until all cells are done or --budget minutes are over; then it stops
-what runs, which goes on from there in the next call. Of a finished run a small
-record is kept in docs/results/; a cell that has one is not run again, wherever
-the call is made. A run that fails is named, and the others go on. Every call
-ends by making docs/results.md's tables anew.
+what runs, which takes up to a minute and goes on from there in the next call.
+Of a finished run a small record is kept in docs/results/; a cell that has one
+is not run again, wherever the call is made. A run that fails is named, and the
+others go on, unless three fail one after another. Every call ends by making
+docs/results.md's tables anew.
 """
 
 import json
@@ -52,6 +53,7 @@ ABLATIONS = ('flatmatch_last', 'sharp_labeled', 'sharp_unlabeled', 'sharp_all')
 SEEDS = (0, 1, 2)
 IMAGES = 'fe204151'  # CIFAR-10's fingerprint, as in a run's dataset.json.
 RHO, FAIRNESS = 'recipe_args.rho', 'method_args.fairness_weight'
+_ENOUGH = 3  # Failures one after another.
 STEPS = 2000
 EVALUATIONS = 10
 # Images through the network a step, forward or backward, relative to `split`:
@@ -189,7 +191,10 @@ def is_recorded(cell: Cell) -> bool:
   path = RECORDS / f'{cell.name}.jsonl'
   if not path.exists():
     return False
-  found, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+  try:
+    found, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+  except ValueError:  # Cut off, or empty.
+    return False
   expected = {'settings': todays_settings(cell), 'images': IMAGES}
   if found != expected:
     raise SystemExit(
@@ -205,25 +210,29 @@ def run_all(
 ) -> list[str]:
   """Trains `todo`, `jobs` at a time, for `budget` seconds at the most.
 
-  Returns what failed.
+  Returns what failed; three in a row end it: what they lack others lack, too.
   """
   until = time.monotonic() + budget
   runs.mkdir(parents=True, exist_ok=True)
   # With a core each, two runs do no less than one after another on both.
   cores = sorted(os.sched_getaffinity(0))
   free = [cores[i % len(cores) :: jobs] for i in range(jobs)]
-  waiting, running, failed = list(todo), {}, []
+  waiting, running, failed, in_a_row = list(todo), {}, [], 0
+  say = lambda text: print(f'{time.strftime("%H:%M")} {text}', flush=True)
+  log_of = lambda cell: runs / f'{cell.name}.log'
   try:
-    while (waiting or running) and time.monotonic() < until:
+    while (
+      (waiting or running) and time.monotonic() < until and in_a_row < _ENOUGH
+    ):
       while waiting and free:
         cell, mine = waiting.pop(0), free.pop()
-        print(f'{time.strftime("%H:%M")} {cell.name}', flush=True)
-        with (runs / f'{cell.name}.log').open('a') as log:
+        say(f'{cell.name} begins; its log is {log_of(cell)}')
+        with log_of(cell).open('a') as log:
           process = subprocess.Popen(
             cell.command(runs, data_dir),
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us; we ask them to stop.
+            process_group=0,  # Ctrl-C is for us; we ask them to stop.
           )
         running[cell] = process, mine
         os.sched_setaffinity(process.pid, mine)  # Before JAX looks at it.
@@ -232,15 +241,20 @@ def run_all(
         if process.poll() is not None:
           del running[cell]
           free.append(mine)
+          in_a_row = in_a_row + 1 if process.returncode else 0
           if process.returncode:
-            failed.append(f'{runs / cell.name}.log')
+            failed.append(str(log_of(cell)))
+            said = log_of(cell).read_text().splitlines()
+            say(f'{cell.name} failed: {said[-1] if said else "no word"}')
           else:
             record(cell, Workdir(str(runs / cell.name)))
+            say(f'{cell.name} is done; {len(waiting)} wait.')
   finally:
     for process, _ in running.values():
       process.send_signal(signal.SIGTERM)
-    for process, _ in running.values():
+    for cell, (process, _) in running.items():
       process.wait()
+      say(f'{cell.name} is stopped; the next call goes on with it.')
   return failed
 
 
@@ -255,6 +269,8 @@ def main():
   args = parser.parse_args()
   if args.jobs < 1:
     parser.error(f'--jobs {args.jobs} must be at least 1')
+  if not args.budget >= 0:
+    parser.error(f'--budget {args.budget} must be at least 0 minutes')
   names = [cell.name for cell in cells()]
   todo = [cell for cell in cells() if not is_recorded(cell)]
   print(f'{len(names) - len(todo)} of {len(names)} runs are recorded.')
@@ -267,7 +283,8 @@ def main():
   try:
     failed = run_all(todo, runs, args.data_dir, args.jobs, 60 * args.budget)
   finally:
-    study_report.write(RECORDS, ROOT / 'docs', names)
+    done = [cell.name for cell in cells() if is_recorded(cell)]
+    study_report.write(RECORDS, ROOT / 'docs', names, done)
   if failed:
     raise SystemExit(f'These runs failed; their logs: {", ".join(failed)}')
 

@@ -18,7 +18,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flatmatch_jax import hlo
+from flatmatch_jax import cli, hlo
+from flatmatch_jax.types import UserError
 
 _FREE = (
   'parameter',
@@ -86,6 +87,11 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('files', nargs='+', type=pathlib.Path)
   for file in parser.parse_args().files:
+    if not file.is_file() or 'ENTRY %' not in file.read_text():
+      raise UserError(
+        f'{file} is not the text of a compiled program; make one by '
+        '`python benchmarks/tpu_compile.py … --hlo FILE`.'
+      )
     sizes: collections.Counter = collections.Counter()
     number: collections.Counter = collections.Counter()
     cycles: collections.Counter = collections.Counter()
@@ -105,4 +111,5 @@ def main():
 
 
 if __name__ == '__main__':
-  main()
+  with cli.errors_as_lines():
+    main()

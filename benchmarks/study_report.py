@@ -1,5 +1,6 @@
 """Tables and curves of the study of CIFAR-10, from docs/results/."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -21,8 +22,9 @@ def read(folder: pathlib.Path) -> dict[str, list[dict]]:
   """The evaluations of every recorded run, by its name."""
   runs = {}
   for path in sorted(folder.glob('*.jsonl')):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    runs[path.stem] = [row for row in rows if 'error' in row]
+    with contextlib.suppress(ValueError):  # A line that was cut off.
+      rows = [json.loads(line) for line in path.read_text().splitlines()]
+      runs[path.stem] = [row for row in rows if 'error' in row]
   return {name: rows for name, rows in runs.items() if rows}
 
 
@@ -115,9 +117,15 @@ def table(runs, groups, labels: int) -> str:
   return '\n'.join(lines)
 
 
-def write(records: pathlib.Path, docs: pathlib.Path, names: list[str]) -> None:
-  """Puts tables and missing runs between the marks of results.md."""
-  runs, groups = read(records), group(names)
+def write(
+  records: pathlib.Path, docs: pathlib.Path, names: list[str], done: list[str]
+) -> None:
+  """Puts tables and missing runs between the marks of results.md.
+
+  `names` are those of the protocol, of which the `done` have whole records.
+  """
+  found, groups = read(records), group(names)
+  runs = {name: found[name] for name in done}
   missing = [name for name in names if name not in runs]
   started = {
     labels
@@ -127,13 +135,13 @@ def write(records: pathlib.Path, docs: pathlib.Path, names: list[str]) -> None:
   }
   amount = sorted(started)
   tables = [table(runs, groups, labels) for labels in amount]
-  done = pooled(runs, groups)
-  done += f'{len(names) - len(missing)} of the {len(names)} runs are done.'
+  text = pooled(runs, groups)
+  text += f'{len(runs)} of the {len(names)} runs are done.'
   if missing:
-    done += f' The next are {", ".join(missing[:_SHOWN])}.'
-  if others := sorted(set(runs) - set(names)):
-    done += f' Not of the protocol, and not shown: {", ".join(others)}.'
-  pages.put_between(docs / 'results.md', MARKS, '\n\n'.join([*tables, done]))
+    text += f' The next are {", ".join(missing[:_SHOWN])}.'
+  if others := sorted(set(found) - set(names)):
+    text += f' Not of the protocol, and not shown: {", ".join(others)}.'
+  pages.put_between(docs / 'results.md', MARKS, '\n\n'.join([*tables, text]))
   for labels in amount:
     by_variant = {
       variant: {seed: runs[n] for seed, n in seeds.items() if n in runs}

@@ -155,11 +155,13 @@ def check_devices(counts: list[int]) -> list[int]:
   return list(dict.fromkeys(counts))
 
 
-def check_methods(names: list[str], model: str, batch_size: int) -> None:
-  """Raises UserError where one takes other images than the first."""
+def images_of(names: list[str], model: str, batch_size: int) -> int:
+  """Images of a step; UserError where not all methods take the same."""
+  if batch_size < 1:
+    raise UserError(f'--batch_size {batch_size} must be at least 1.')
   made = [steps.create(name, 'split', model, batch_size) for name in names]
   takes = lambda setup: (
-    setup.config.unlabeled_batch_size,
+    setup.config.unlabeled_batch_size * bool(setup.program.views),
     setup.program.views,
   )
   for name, setup in zip(names, made, strict=True):
@@ -169,6 +171,7 @@ def check_methods(names: list[str], model: str, batch_size: int) -> None:
         f'of each, {names[0]} {takes(made[0])}; compare those that take equal '
         'ones.'
       )
+  return batch_size + takes(made[0])[0]
 
 
 def spread(values) -> list[float]:
@@ -289,7 +292,7 @@ def main():
   config.cpu_devices = max(counts, default=0)
   startup.use_cores(config)
   counts = check_devices(counts or [jax.device_count()])
-  check_methods(names, args.model, args.batch_size)
+  images = images_of(names, args.model, args.batch_size)
   load = os.getloadavg()[0]
   timed = {
     number: build(names, args.model, args.batch_size, number)
@@ -298,7 +301,6 @@ def main():
   together = {(n, name): timed[n][name] for n in counts for name in timed[n]}
   measured = rounds(together, args.seconds)
   times = {n: {name: measured[n, name] for name in timed[n]} for n in counts}
-  images = config.batch_size + config.unlabeled_batch_size
   results = []
   for number in counts:
     before = times[counts[0]] if number != counts[0] else None

@@ -128,10 +128,11 @@ def test_devices_that_are_not_there_are_refused(monkeypatch):
 
 
 def test_methods_that_take_other_images_are_refused():
-  throughput.check_methods(['fixmatch', 'flatmatch_e'], 'wrn_10_1', 8)
+  assert throughput.images_of(['fixmatch', 'flatmatch_e'], 'wrn_10_1', 8) == 64
+  assert throughput.images_of(['supervised'], 'wrn_10_1', 8) == 8
   for other in ('mixmatch', 'pi_model'):
     with pytest.raises(UserError, match=f'{other} takes'):
-      throughput.check_methods(['fixmatch', other], 'wrn_10_1', 8)
+      throughput.images_of(['fixmatch', other], 'wrn_10_1', 8)
 
 
 def test_batches_keep_the_ratio_of_their_method():

@@ -66,7 +66,10 @@ def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
   record.parent.mkdir()
   record.write_text(json.dumps({'step': 1, 'error': 60.0}))
   names = [cell.name for cell in study.cells()]
-  study_report.write(record.parent, tmp_path, names)
+  half = record.parent / f'{names[1]}.jsonl'
+  half.write_text('{"step": 1, "error": 50.0}\n{"ste')
+  (record.parent / 'other-250-0.jsonl').write_text(record.read_text())
+  study_report.write(record.parent, tmp_path, names, names[:1])
   text = (tmp_path / 'results.md').read_text()
   assert text.startswith('before\n')
   assert text.endswith('\nafter\n')
@@ -75,6 +78,7 @@ def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
   assert (
     f'1 of the {len(names)} runs are done. The next are {names[1]},' in text
   )
+  assert 'Not of the protocol, and not shown: other-250-0.' in text
   drawn = sorted(path.name for path in (tmp_path / 'images').iterdir())
   assert drawn == ['results_250.png', 'results_250_last.png']
 
@@ -121,7 +125,8 @@ def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   assert study.is_recorded(cell)
   path = tmp_path / f'{cell.name}.jsonl'
   whole = path.read_text().splitlines(keepends=True)
-  for part in (whole[:1], whole[:2]):  # As a bad merge leaves it.
+  cut = [*whole[:2], whole[2][:9]]
+  for part in ([], whole[:1], whole[:2], cut):  # As a bad merge leaves it.
     path.write_text(''.join(part))
     assert not study.is_recorded(cell)
   wrong = {'config.json': as_dict(config) | {'ema_decay': 0.9}}
@@ -173,16 +178,23 @@ class Ends(NamedTuple):
 
 
 def test_runs_that_end_well_are_recorded_and_the_others_named(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, capsys
 ):
   recorded = []
   monkeypatch.setattr(
     study, 'record', lambda cell, run: recorded.append((cell.name, run.path))
   )
-  todo = [Ends('a', ''), Ends('b', 'raise SystemExit(3)'), Ends('c', '')]
+  todo = [Ends('a', ''), Ends('b', 'raise SystemExit("why")'), Ends('c', '')]
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
   assert failed == [f'{tmp_path}/b.log']
   assert recorded == [('a', tmp_path / 'a'), ('c', tmp_path / 'c')]
+  assert 'b failed: why\n' in capsys.readouterr().out
+
+
+def test_what_fails_again_and_again_is_not_tried_for_all(tmp_path):
+  todo = [Ends(name, 'raise SystemExit(2)') for name in 'abcd']
+  failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
+  assert failed == [f'{tmp_path}/{name}.log' for name in 'abc']
 
 
 def test_at_the_end_of_the_budget_runs_are_stopped_and_not_recorded(
