@@ -276,6 +276,10 @@ def test_folder_of_runs_stands_for_the_runs_in_it(call, tmp_path):
   assert call('--workdir', tmp_path / 'sweep')[0] == 0
   assert (tmp_path / 'sweep' / 'report.html').exists()
   assert (tmp_path / 'sweep' / 'report.csv').exists()  # Of several.
+  write_run(tmp_path / 'alone', seed=2)
+  assert runs.members(str(tmp_path)) == [
+    str(tmp_path / name) for name in ('alone', 'sweep/seed=0', 'sweep/seed=1')
+  ]
 
 
 def test_figures_of_analyses_are_on_the_page(run):

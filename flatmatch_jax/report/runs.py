@@ -63,12 +63,16 @@ class RunFiles(NamedTuple):
 
 
 def members(path: str) -> list[str]:
-  """The folder of a run itself, or the runs in a folder, such as a sweep's."""
+  """The folder of a run itself, or the runs in a folder and in its folders.
+
+  Such as those of a sweep, and of the sweeps in runs/.
+  """
   folder = pathlib.Path(path)
   if not folder.is_dir() or (folder / 'config.json').exists():
     return [path]
-  inside = sorted(file.parent for file in folder.glob('*/config.json'))
-  return [str(run) for run in inside] or [path]
+  depths = ('*/config.json', '*/*/config.json')
+  inside = {file.parent for depth in depths for file in folder.glob(depth)}
+  return [str(run) for run in sorted(inside)] or [path]
 
 
 def read(path: str) -> RunFiles:
