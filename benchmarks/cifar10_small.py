@@ -12,6 +12,7 @@ others go on, unless three fail one after another. Every call ends by making
 docs/results.md's tables anew.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import pages, study_report
 from configs import cifar10_small as small_config
 from flatmatch_jax import cli, files, reference
+from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir, as_dict
 
 RECORDS = ROOT / 'docs' / 'results'
@@ -174,20 +176,30 @@ def condense(rows: list[dict]) -> list[dict]:
 def record(cell: Cell, workdir: Workdir) -> None:
   """Keeps the evaluations of a finished run."""
   workdir.read('result.json')  # Or it is not finished.
-  lines = [
-    {
-      'settings': settings(workdir.read('config.json')),
-      'images': workdir.read('dataset.json')['fingerprint'],
-    },
-    *condense(workdir.metrics()),
-  ]
+  about = {
+    'settings': settings(workdir.read('config.json')),
+    'images': workdir.read('dataset.json')['fingerprint'],
+  }
+  check(cell, about, workdir.path)
   RECORDS.mkdir(parents=True, exist_ok=True)
   with files.replacing(RECORDS / f'{cell.name}.jsonl', 'w') as file:
-    file.writelines(json.dumps(line) + '\n' for line in lines)
+    for line in (about, *condense(workdir.metrics())):
+      file.write(json.dumps(line) + '\n')
+
+
+def check(cell: Cell, about: dict, path: pathlib.Path) -> None:
+  """Raises UserError where what is at `path` is not of the protocol."""
+  expected = {'settings': todays_settings(cell), 'images': IMAGES}
+  if about != expected:
+    raise UserError(
+      f'{path} is of {about}, not of {expected}: of other settings than '
+      'configs/cifar10_small.py has now, or of other images than CIFAR-10. Put '
+      'config and data back, or remove what is not of them.'
+    )
 
 
 def is_recorded(cell: Cell) -> bool:
-  """Whether a cell is done; SystemExit where it was, by another protocol."""
+  """Whether a cell is done; UserError where it was, by another protocol."""
   path = RECORDS / f'{cell.name}.jsonl'
   if not path.exists():
     return False
@@ -195,13 +207,7 @@ def is_recorded(cell: Cell) -> bool:
     found, *rows = [json.loads(line) for line in path.read_text().splitlines()]
   except ValueError:  # Cut off, or empty.
     return False
-  expected = {'settings': todays_settings(cell), 'images': IMAGES}
-  if found != expected:
-    raise SystemExit(
-      f'{path} is of {found}, not of {expected}: of other settings than '
-      'configs/cifar10_small.py has now, or of other images than CIFAR-10. Put '
-      'the config back, or remove what is not of it and run that anew.'
-    )
+  check(cell, found, path)
   return bool(rows) and rows[-1]['step'] == cell.steps
 
 
@@ -218,16 +224,29 @@ def run_all(
   cores = sorted(os.sched_getaffinity(0))
   free = [cores[i % len(cores) :: jobs] for i in range(jobs)]
   waiting, running, failed, in_a_row = list(todo), {}, [], 0
-  say = lambda text: print(f'{time.strftime("%H:%M")} {text}', flush=True)
   log_of = lambda cell: runs / f'{cell.name}.log'
+
+  def ended(cell, code):
+    if code == 0:
+      record(cell, Workdir(str(runs / cell.name)))
+      _say(f'{cell.name} is done; {len(waiting)} wait.')
+    elif code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+      _say(f'{cell.name} is stopped; the next call goes on with it.')
+    else:
+      failed.append(str(log_of(cell)))
+      said = log_of(cell).read_text(errors='replace').splitlines()
+      _say(f'{cell.name} failed (code {code}): {said[-1] if said else ""}')
+
   try:
     while (
       (waiting or running) and time.monotonic() < until and in_a_row < _ENOUGH
     ):
       while waiting and free:
         cell, mine = waiting.pop(0), free.pop()
-        say(f'{cell.name} begins; its log is {log_of(cell)}')
+        _say(f'{cell.name} begins; its log is {log_of(cell)}')
         with log_of(cell).open('a') as log:
+          log.write(f'{time.strftime("%F %T")} {cell.name}\n')
+          log.flush()
           process = subprocess.Popen(
             cell.command(runs, data_dir),
             stdout=log,
@@ -242,20 +261,21 @@ def run_all(
           del running[cell]
           free.append(mine)
           in_a_row = in_a_row + 1 if process.returncode else 0
-          if process.returncode:
-            failed.append(str(log_of(cell)))
-            said = log_of(cell).read_text().splitlines()
-            say(f'{cell.name} failed: {said[-1] if said else "no word"}')
-          else:
-            record(cell, Workdir(str(runs / cell.name)))
-            say(f'{cell.name} is done; {len(waiting)} wait.')
+          ended(cell, process.returncode)
+    if in_a_row == _ENOUGH:
+      _say(f'{in_a_row} failed in a row, so {len(waiting)} were not tried.')
   finally:
     for process, _ in running.values():
       process.send_signal(signal.SIGTERM)
-    for cell, (process, _) in running.items():
-      process.wait()
-      say(f'{cell.name} is stopped; the next call goes on with it.')
+    codes = {cell: process.wait() for cell, (process, _) in running.items()}
+    for cell, code in codes.items():
+      ended(cell, code)
   return failed
+
+
+def _say(text):
+  with contextlib.suppress(OSError):  # Nobody reads it any more.
+    print(f'{time.strftime("%H:%M")} {text}', flush=True)
 
 
 def main():

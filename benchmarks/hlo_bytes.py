@@ -87,7 +87,8 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('files', nargs='+', type=pathlib.Path)
   for file in parser.parse_args().files:
-    if not file.is_file() or 'ENTRY %' not in file.read_text():
+    text = file.read_text(errors='replace') if file.is_file() else ''
+    if 'ENTRY %' not in text:
       raise UserError(
         f'{file} is not the text of a compiled program; make one by '
         '`python benchmarks/tpu_compile.py … --hlo FILE`.'
@@ -95,7 +96,7 @@ def main():
     sizes: collections.Counter = collections.Counter()
     number: collections.Counter = collections.Counter()
     cycles: collections.Counter = collections.Counter()
-    for size, some, operation, source in instructions(file.read_text()):
+    for size, some, operation, source in instructions(text):
       sizes[part(source, operation)] += size
       cycles[part(source, operation)] += some
       number[part(source, operation)] += 1

@@ -32,12 +32,15 @@ def entry(runs: list[Workdir], old: dict | None = None) -> dict:
     for number, seed in enumerate(old['seeds']):
       rows = old['errors'].items()
       found[seed] = {int(step): errors[number] for step, errors in rows}
-  given = {run.read('result.json')['seed']: run for run in runs}
-  if len(given) < len(runs):
-    raise UserError(
-      f'Of {", ".join(str(run.path) for run in runs)} two have the same seed: '
-      'they would count as one. Give one of each seed.'
-    )
+  given: dict[int, Workdir] = {}
+  for run in runs:
+    seed = run.read('result.json')['seed']
+    if seed in given:
+      raise UserError(
+        f'{given[seed].path} and {run.path} have both the seed {seed}, and '
+        'would count as one; give one of them.'
+      )
+    given[seed] = run
   found |= {seed: errors_of(run) for seed, run in given.items()}
   steps = sorted(set.intersection(*map(set, found.values())))
   if len(steps) < reference.POINTS:
@@ -70,6 +73,9 @@ def update(paths: list[str], file: pathlib.Path) -> None:
   groups: dict[str, list[Workdir]] = {}
   for member in itertools.chain.from_iterable(map(members, paths)):
     run = Workdir(member)
+    if run.has('config.json') and not run.has('result.json'):
+      print(f'{member}: not finished, so left out.')
+      continue
     settings = reference.settings(run.read('config.json'))
     images = run.read('dataset.json')['fingerprint']
     groups.setdefault(key(settings, images), []).append(run)

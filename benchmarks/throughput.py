@@ -147,7 +147,8 @@ def host_seconds(step: Timed) -> tuple[float, float]:
 def check_devices(counts: list[int]) -> list[int]:
   """The numbers of devices, if they can be compared, and are there."""
   there, cores = jax.device_count(), len(os.sched_getaffinity(0))
-  if max(counts) > min(there, cores) or (len(counts) > 1 and counts[0] != 1):
+  too_many = max(counts) > min(there, cores)
+  if too_many or min(counts) < 1 or (len(counts) > 1 and counts[0] != 1):
     raise UserError(
       f'--devices {",".join(map(str, counts))}: there are {there} devices and '
       f'{cores} cores; give no more, and of several numbers 1 first.'
@@ -163,13 +164,14 @@ def images_of(names: list[str], model: str, batch_size: int) -> int:
   takes = lambda setup: (
     setup.config.unlabeled_batch_size * bool(setup.program.views),
     setup.program.views,
+    bool(setup.program.pretrain_step),  # A batch with fixed labels, too.
   )
   for name, setup in zip(names, made, strict=True):
     if takes(setup) != takes(made[0]):
       raise UserError(
-        f'--methods: {name} takes {takes(setup)} as unlabeled images and views '
-        f'of each, {names[0]} {takes(made[0])}; compare those that take equal '
-        'ones.'
+        f'--methods: {name} takes {takes(setup)} as unlabeled images, views of '
+        f'each and fixed labels, {names[0]} {takes(made[0])}; compare those '
+        'that take equal ones.'
       )
   return batch_size + takes(made[0])[0]
 
@@ -288,7 +290,12 @@ def main():
     pages.check_marks(args.page, _MARKS)
   names = args.methods.split(',')
   config = steps.config_of(names[0], args.model, args.batch_size)
-  counts = [int(number) for number in args.devices.split(',') if number]
+  try:
+    counts = [int(number) for number in args.devices.split(',') if number]
+  except ValueError:
+    raise UserError(
+      f'--devices {args.devices} must be whole numbers, such as 1,2.'
+    ) from None
   config.cpu_devices = max(counts, default=0)
   startup.use_cores(config)
   counts = check_devices(counts or [jax.device_count()])

@@ -58,7 +58,10 @@ def make_bands(errors: dict[int, list[float]], seeds) -> dict[int, Band]:
   points: they share its ratio to the mean. Points of a run depend on each
   other, which makes this a rule of thumb, not a test.
   """
-  shares = [statistics.stdev(x) / statistics.mean(x) for x in errors.values()]
+  shares = [
+    statistics.stdev(x) / statistics.mean(x) if any(x) else 0.0
+    for x in errors.values()
+  ]
   spread = math.sqrt(statistics.fmean(share**2 for share in shares))
   return {step: Band(x, seeds, spread) for step, x in errors.items()}
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 from matplotlib import image
 import numpy as np
@@ -99,6 +100,11 @@ def test_a_damaged_file_is_told_and_ends_nothing(damage, capsys):
   assert f'{reference.FILE} is damaged' in capsys.readouterr().err
 
 
+def test_what_always_ends_without_an_error_has_a_band():
+  bands = reference.make_bands({1: [5.0, 6.0, 7.0], 2: [0.0, 0.0, 0.0]}, [0])
+  assert (bands[2].low, bands[2].high) == (0.0, 1.0)
+
+
 @pytest.mark.usefixtures('known')
 def test_what_is_expected_is_in_the_picture(tmp_path):
   bands = reference.find(as_dict(digits.get_config()), 'these')
@@ -143,8 +149,11 @@ def test_runs_are_entered_seed_by_seed(tmp_path, capsys):
   assert entry['seeds'] == [0, 1, 2, 3]
   assert entry['errors']['120'] == [12.0, 13.0, 14.0, 15.0]
   others = [finished(tmp_path, s, images='others') for s in range(3)]
-  references.update(others, file)
+  half = finished(tmp_path, 3, images='others')
+  os.remove(os.path.join(half, 'result.json'))
+  references.update([*others, half], file)
   assert len(json.loads(file.read_text())) == 2
+  assert f'{half}: not finished, so left out.' in capsys.readouterr().out
 
 
 def test_runs_without_common_steps_are_refused(tmp_path):
@@ -158,7 +167,7 @@ def test_runs_without_common_steps_are_refused(tmp_path):
 def test_of_a_seed_one_run_is_entered(tmp_path):
   file = tmp_path / 'references.json'
   runs = [finished(tmp_path, 0, every=every) for every in (5, 10)]
-  with pytest.raises(UserError, match='same seed'):
+  with pytest.raises(UserError, match='both the seed 0'):
     references.update(runs, file)
 
 
@@ -176,7 +185,10 @@ def test_training_says_where_it_stands(tmp_path, monkeypatch, capsys):
   file = tmp_path / 'references.json'
   file.write_text(json.dumps([entry]))
   monkeypatch.setattr(reference, 'FILE', file)
+  drawn = []
+  monkeypatch.setattr(plots, 'curves', lambda *args: drawn.extend(args))
   train.train_and_evaluate(config, str(tmp_path / 'run'))
+  assert drawn[-1][2].errors == [1.0, 1.0, 1.0]
   assert 'Warning: step 2 has a test error of' in capsys.readouterr().err
 
 

@@ -134,15 +134,17 @@ def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   for name, content in wrong.items():
     kept = run.read(name)
     run.write(name, content)
-    study.record(cell, run)
-    with pytest.raises(SystemExit, match='other settings'):
-      study.is_recorded(cell)
+    with pytest.raises(UserError, match='other settings'):
+      study.record(cell, run)
     run.write(name, kept)
+  path.write_text(''.join(whole).replace(study.IMAGES, 'others'))
+  with pytest.raises(UserError, match='other settings'):
+    study.is_recorded(cell)
 
 
 def test_records_in_the_repository_are_of_the_protocol():
-  recorded = [c for c in study.cells() if study.is_recorded(c)]
-  assert recorded
+  recorded = {cell.name for cell in study.cells() if study.is_recorded(cell)}
+  assert recorded == {path.stem for path in study.RECORDS.glob('*.jsonl')}
 
 
 def test_cells_of_the_study_have_names_of_their_own():
@@ -188,19 +190,21 @@ def test_runs_that_end_well_are_recorded_and_the_others_named(
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
   assert failed == [f'{tmp_path}/b.log']
   assert recorded == [('a', tmp_path / 'a'), ('c', tmp_path / 'c')]
-  assert 'b failed: why\n' in capsys.readouterr().out
+  assert 'b failed (code 1): why\n' in capsys.readouterr().out
 
 
-def test_what_fails_again_and_again_is_not_tried_for_all(tmp_path):
+def test_what_fails_again_and_again_is_not_tried_for_all(tmp_path, capsys):
   todo = [Ends(name, 'raise SystemExit(2)') for name in 'abcd']
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
   assert failed == [f'{tmp_path}/{name}.log' for name in 'abc']
+  assert '3 failed in a row, so 1 were not tried.' in capsys.readouterr().out
 
 
 def test_at_the_end_of_the_budget_runs_are_stopped_and_not_recorded(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(study, 'record', None)  # Not to be called.
   todo = [Ends('a', 'import time; time.sleep(600)'), Ends('b', 'never')]
   assert study.run_all(todo, tmp_path, '', jobs=1, budget=0.5) == []
   assert not (tmp_path / 'b.log').exists()
+  assert 'a is stopped' in capsys.readouterr().out

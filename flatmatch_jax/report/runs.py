@@ -89,7 +89,16 @@ def read(path: str) -> RunFiles:
       f'{files.path / "config.json"} is not the config of a run: it has no '
       f'{", ".join(absent)}. Give the --workdir of a `python main.py`.'
     )
-  optional = lambda name: files.read(name) if files.has(name) else {}
+
+  def optional(name):
+    content = files.read(name) if files.has(name) else {}
+    if not isinstance(content, dict):
+      raise UserError(
+        f'{files.path / name} is not what a run writes: it has no fields. Put '
+        'it back, or remove it.'
+      )
+    return content
+
   rows, result = files.metrics(), optional('result.json')
   return RunFiles(
     files=files,

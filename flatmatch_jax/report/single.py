@@ -121,7 +121,7 @@ def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
 def header(run: RunFiles, title: str) -> Html:
   config = run.config
   images = f'{config["batch_size"]}'
-  if config['method'].partition('+')[0] not in ('supervised', 'sam'):
+  if str(config['method']).partition('+')[0] not in ('supervised', 'sam'):
     images += f' + {config["unlabeled_batch_size"]}'
   facts = (
     f'{config["model"]} · seed {config["seed"]}, labels drawn with '
