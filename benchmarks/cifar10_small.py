@@ -134,8 +134,8 @@ def cells() -> list[Cell]:
     *grid(OTHERS, 1000, [0]),
     *grid(ABLATIONS, 250, [1, 2]),
     *grid(OTHERS, 1000, [1, 2]),
+    *(Cell(m, 1000, 0, steps=2 * STEPS) for m in ('supervised', *PAIR)),
     *(Cell(method, 250, 0, changed=(FAIRNESS, 0.0)) for method in PAIR),
-    *grid(ABLATIONS, 1000, [0]),
   ]
 
 
