@@ -19,8 +19,9 @@ POINTS = 5
 # Percent; that few seeds agree does not mean that the next one will.
 _LEAST_WIDTH = 1.0
 LEAST_SEEDS = 3
-# The 97.5% quantile of Student's t for 3, 4, … seeds at five points.
-_QUANTILES = (2.228, 2.131, 2.086, 2.060, 2.042, 2.030, 2.021, 2.014)
+# The 99.5% quantile of Student's t for 3, 4, … seeds at five points: of runs
+# that are well at most one in twenty leaves a band at any of them.
+_QUANTILES = (3.169, 2.947, 2.845, 2.787, 2.75, 2.724, 2.704, 2.69)
 
 
 class Band(NamedTuple):
@@ -36,7 +37,7 @@ class Band(NamedTuple):
 
   @property
   def width(self) -> float:
-    """Half of the 95% prediction interval for one more normal draw, or 1%."""
+    """Half of the 99% prediction interval for one more normal draw, or 1%."""
     number = len(self.errors)
     quantile = _QUANTILES[min(number - LEAST_SEEDS, len(_QUANTILES) - 1)]
     deviation = self.spread * self.mean
