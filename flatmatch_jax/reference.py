@@ -19,8 +19,8 @@ POINTS = 5
 # Percent; that few seeds agree does not mean that the next one will.
 _LEAST_WIDTH = 1.0
 LEAST_SEEDS = 3
-# The 99.5% quantile of Student's t for 3, 4, … seeds at five points: of runs
-# that are well at most one in twenty leaves a band at any of them.
+# The 99.5% quantile of Student's t for 3, 4, … seeds at five points: if seeds
+# scatter normally, at most one sound run in twenty leaves any of the bands.
 _QUANTILES = (3.169, 2.947, 2.845, 2.787, 2.75, 2.724, 2.704, 2.69)
 
 

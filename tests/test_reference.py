@@ -43,8 +43,9 @@ def test_band_is_the_prediction_interval(seeds):
   freedom = reference.POINTS * (seeds - 1)
   low, high = stats.t.interval(0.99, freedom, mean, scale)
   band = reference.Band(errors, list(range(seeds)), deviation / mean)
-  assert band.mean - band.width == pytest.approx(low, abs=0.05)
-  assert band.mean + band.width == pytest.approx(high, abs=0.05)
+  assert band.width == pytest.approx((high - low) / 2, rel=1e-3)
+  assert band.high == pytest.approx(high, rel=1e-3)
+  assert band.low == max(band.mean - band.width, 0.0)
 
 
 def test_band_of_equal_seeds_has_a_width():
