@@ -91,8 +91,9 @@ def base(
       'batch_size': 64,
       'unlabeled_batch_size': 64 if method in _EQUAL_BATCHES else 7 * 64,
       'steps': 2**20,
-      'optimizer': 'sgd',  # Or adamw.
+      'optimizer': 'sgd',  # Or adamw, or muon.
       'learning_rate': 0.03,
+      'schedule': 'cosine',  # By 7/16 of a turn; or linear, to 5%.
       'warmup_steps': 0,
       'layer_decay': 1.0,  # Of the learning rate from block to block of a ViT.
       'weight_decay': 5e-4,
@@ -102,6 +103,7 @@ def base(
       # Weak augmentation: reflect by `pad`, crop, and flip.
       'pad': 4,
       'flip': True,
+      'strong_operations': 3,  # Of RandAugment, for a strong view.
       'log_every': 100,
       # Steps between measurements of sharpness, gradients and their angle;
       # each costs two or three steps. 0 is never.

@@ -8,10 +8,13 @@ from ml_collections import ConfigDict
 
 from flatmatch_jax import data, methods, models, recipes, rules, sharding
 from flatmatch_jax.forward import LAYOUTS
+from flatmatch_jax.optimizer import SCHEDULES
 from flatmatch_jax.types import UserError, did_you_mean
 
+# Networks that normalize the output of every convolution.
+_NORMALIZED = ('fast', 'resnet')
 _TFDS_NAME = r'\w+(/[\w.+-]+)?(:[0-9*]+\.[0-9*]+\.[0-9*]+)?'
-OPTIMIZERS = ('sgd', 'adamw')
+OPTIMIZERS = ('sgd', 'adamw', 'muon')
 
 
 def check(config) -> None:
@@ -88,6 +91,17 @@ def _check_optimizer(config):
     raise UserError(
       f'config.learning_rate={config.learning_rate} is one for sgd; adamw '
       'takes at most 0.01: set --config.learning_rate, such as 0.001.'
+    )
+  if config.schedule not in SCHEDULES:
+    raise UserError(
+      f'Unknown config.schedule={config.schedule!r}. Known: '
+      f'{", ".join(SCHEDULES)}.{did_you_mean(config.schedule, SCHEDULES)}'
+    )
+  if config.optimizer == 'muon' and not config.model.startswith(_NORMALIZED):
+    raise UserError(
+      f'config.optimizer=muon is not for {config.model}: it needs BatchNorm '
+      'after every convolution. Choose fast_32_64_128, another fast network or '
+      'resnet_50, or --config.optimizer=sgd.'
     )
   if config.warmup_steps >= config.steps:
     raise UserError(

@@ -1,4 +1,4 @@
-"""SGD with coupled weight decay, AdamW with decoupled, and a 7/16 cosine."""
+"""SGD with coupled weight decay, AdamW with decoupled, Muon; schedules."""
 
 import math
 
@@ -18,14 +18,36 @@ def cosine_schedule(
   Before it the rate climbs from 0 in a straight line; t and T count the steps
   after these `warmup_steps`, which must be fewer than `steps`.
   """
+  return _warmed_up(
+    lambda t, end: jnp.cos(7 * math.pi / 16 * t / end),
+    learning_rate,
+    steps,
+    warmup_steps,
+  )
+
+
+def linear_schedule(
+  learning_rate: float, steps: int, warmup_steps: int = 0
+) -> optax.Schedule:
+  """In a straight line from `learning_rate` to 5% of it: for short runs."""
+  return _warmed_up(
+    lambda t, end: 1 - 0.95 * t / end, learning_rate, steps, warmup_steps
+  )
+
+
+SCHEDULES = {'cosine': cosine_schedule, 'linear': linear_schedule}
+
+
+def _warmed_up(shape, learning_rate, steps, warmup_steps):
+  """`learning_rate` times `shape(t, T)`, after a climb from 0."""
 
   def schedule(step):
     after, left = step - warmup_steps, steps - warmup_steps
-    cosine = learning_rate * jnp.cos(7 * math.pi / 16 * after / left)
+    falling = learning_rate * shape(after, left)
     if not warmup_steps:
-      return cosine
+      return falling
     climb = learning_rate * step / warmup_steps
-    return jnp.where(step < warmup_steps, climb, cosine)
+    return jnp.where(step < warmup_steps, climb, falling)
 
   return schedule
 
@@ -55,6 +77,72 @@ def adamw(
     optax.identity() if layer_decay == 1 else _scale_by_layer(layer_decay),
     optax.scale_by_learning_rate(schedule),
   )
+
+
+def muon(
+  schedule: optax.Schedule, weight_decay: float, momentum: float = 0.9
+) -> optax.GradientTransformation:
+  """Muon (https://kellerjordan.github.io/posts/muon) on a sphere.
+
+  For networks that normalize the output of every convolution, so that only the
+  direction of a kernel matters. A kernel keeps the norm that it starts with on
+  average, and moves by the learning rate times this norm, along the momentum
+  made orthogonal. Everything else is trained by `sgd` at three times the rate.
+  """
+  return optax.chain(
+    optax.add_decayed_weights(weight_decay, _decays_under_muon),
+    optax.trace(momentum, nesterov=True),
+    _scale_by_sphere(schedule),
+  )
+
+
+def _decays_under_muon(params):
+  kernels = _kernels(params)
+  return jax.tree.map(lambda decays, p: decays and p.ndim == 2, kernels, params)
+
+
+def _scale_by_sphere(schedule) -> optax.GradientTransformation:
+  def init(params):
+    del params
+    return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+  def update(updates, state, params):
+    rate = schedule(state.count)
+
+    def step(direction, p):
+      if p.ndim != 4:
+        return -3 * rate * direction
+      # Kaiming's initial norm, so that the first step does not jump.
+      length = math.sqrt(2 * p.shape[-1])
+      direction = orthogonalize(direction)
+      unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x), 1e-12)
+      return length * (unit(p) - rate * unit(direction)) - p
+
+    updates = jax.tree.map(step, updates, params)
+    return updates, optax.ScaleByScheduleState(state.count + 1)
+
+  return optax.GradientTransformation(init, update)
+
+
+def orthogonalize(kernel, iterations: int = 4):
+  """`kernel` [.., n] as a matrix whose singular values are brought near one.
+
+  Muon's Newton-Schulz iteration x ← (a + b·xxᵀ + c·(xxᵀ)²)·x. All factors are
+  polynomials of the first xxᵀ, so they are multiplied up before they meet x,
+  which is the larger matrix.
+  """
+  matrix = kernel.reshape(-1, kernel.shape[-1])
+  tall = matrix.shape[0] > matrix.shape[1]
+  x = matrix.T if tall else matrix
+  x = x / jnp.maximum(jnp.linalg.norm(x), 1e-12)
+  square, product = x @ x.T, jnp.eye(len(x), dtype=x.dtype)
+  for _ in range(iterations):
+    factor = -4.7750 * square + 2.0315 * square @ square
+    factor = factor + 3.4445 * jnp.eye(len(x), dtype=x.dtype)
+    product = factor @ product
+    square = factor @ square @ factor
+  x = product @ x
+  return (x.T if tall else x).reshape(kernel.shape)
 
 
 def _kernels(params):

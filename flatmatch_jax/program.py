@@ -56,7 +56,7 @@ def create(
   """
   method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
-  schedule = optimizer.cosine_schedule(
+  schedule = optimizer.SCHEDULES[config.schedule](
     config.learning_rate, config.steps, config.warmup_steps
   )
   tx = make_optimizer(config, schedule)
@@ -123,7 +123,8 @@ def create(
 def make_optimizer(config, schedule) -> optax.GradientTransformation:
   if config.optimizer == 'adamw':
     return optimizer.adamw(schedule, config.weight_decay, config.layer_decay)
-  return optimizer.sgd(schedule, config.weight_decay)
+  make = optimizer.muon if config.optimizer == 'muon' else optimizer.sgd
+  return make(schedule, config.weight_decay)
 
 
 def make_sample(config, views, batch_sharding, streams: bool = False):
@@ -131,7 +132,13 @@ def make_sample(config, views, batch_sharding, streams: bool = False):
 
   `data` is what a feed gives: all images, or, where it `streams`, the step's.
   """
-  same = config.flip, config.mean, config.std, batch_sharding
+  same = (
+    config.flip,
+    config.mean,
+    config.std,
+    batch_sharding,
+    config.strong_operations,
+  )
   if streams:
     draw = streaming.make_sampler(views, *same)
   else:

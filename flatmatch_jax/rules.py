@@ -68,6 +68,7 @@ FIELDS = {
   'num_val': _whole(0),
   'max_skipped': _whole(0),
   'pad': _whole(0, hint='; 0 does not shift'),
+  'strong_operations': _whole(1, 14),
   'seed': _SEED,
   'split_seed': _SEED,
   'learning_rate': Number(0, 1e3, above=True, hint='; the paper takes 0.03'),
@@ -135,6 +136,7 @@ TYPES = {
   'pretrained': str,
   'recipe_args': ml_collections.ConfigDict,
   'remat': bool,
+  'schedule': str,
   'unlabeled_includes_labeled': bool,
   'variant': ml_collections.ConfigDict,
 }

@@ -23,6 +23,12 @@ def test_cosine_falls_to_a_fifth(part, factor):
   assert value == pytest.approx(factor, abs=5e-6)
 
 
+def test_linear_schedule_warms_up_and_falls_to_a_twentieth():
+  schedule = optimizer.linear_schedule(0.2, 110, warmup_steps=10)
+  values = [float(schedule(step)) / 0.2 for step in (0, 5, 10, 60, 110)]
+  assert values == pytest.approx([0, 0.5, 1, 0.525, 0.05])
+
+
 def test_nesterov_and_decay_follow_the_recursion():
   rng = np.random.RandomState(0)
   kernel, bias = rng.randn(3, 2), rng.randn(2)
@@ -108,6 +114,53 @@ def test_adamw_follows_the_recursion():
       values[name] = values[name] - rate * mean / (np.sqrt(square) + 1e-8)
   for name, value in traverse_util.flatten_dict(params, sep='/').items():
     np.testing.assert_allclose(value, values[name], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('shape', [(3, 3, 8, 16), (2, 2, 3, 40), (1, 1, 6, 6)])
+def test_orthogonal_direction_is_that_of_optax(shape):
+  kernel = np.random.RandomState(0).randn(*shape).astype(np.float32)
+  ours = optimizer.orthogonalize(jnp.asarray(kernel))
+  matrices = optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)
+  tx = optax.contrib.scale_by_muon(
+    ns_steps=4,
+    nesterov=False,
+    weight_dimension_numbers={'kernel': matrices},
+  )
+  tree = {'kernel': jnp.asarray(kernel)}
+  theirs, _ = tx.update(tree, tx.init(tree))
+  np.testing.assert_allclose(ours, theirs['kernel'], atol=2e-5)
+  values = np.linalg.svd(
+    np.asarray(ours).reshape(-1, shape[-1]), compute_uv=False
+  )
+  assert 0.3 < values.min() and values.max() < 1.3
+
+
+def test_muon_turns_kernels_by_the_rate_whatever_the_scale_of_gradients():
+  rng = np.random.RandomState(0)
+  draw = lambda *shape: jnp.asarray(rng.randn(*shape), jnp.float32)
+  params = {
+    'conv': {'kernel': 5 * draw(3, 3, 4, 8)},
+    'classifier': {'kernel': draw(8, 3), 'bias': draw(3)},
+  }
+  gradients = jax.tree.map(lambda p: draw(*p.shape), params)
+  tx = optimizer.muon(lambda _: 0.01, weight_decay=0.5)
+  plain = optimizer.sgd(lambda _: 0.03, weight_decay=0.5)
+
+  def after(tx, scale):
+    scaled = jax.tree.map(lambda g: scale * g, gradients)
+    updates, _ = jax.jit(tx.update)(scaled, tx.init(params), params)
+    return optax.apply_updates(params, updates)
+
+  new, larger, reference = after(tx, 1.0), after(tx, 10.0), after(plain, 1.0)
+  kernel, old = (np.asarray(t['conv']['kernel']) for t in (new, params))
+  np.testing.assert_allclose(larger['conv']['kernel'], kernel, atol=1e-5)
+  moved = kernel - 4 * old / np.linalg.norm(old)  # √(2·8) is the length.
+  assert np.linalg.norm(moved) == pytest.approx(4 * 0.01, rel=1e-3)
+  assert (moved * np.asarray(gradients['conv']['kernel'])).sum() < 0
+  for name in ('kernel', 'bias'):
+    np.testing.assert_allclose(
+      new['classifier'][name], reference['classifier'][name], rtol=1e-5
+    )
 
 
 def test_layers_near_the_image_learn_and_decay_more_slowly():

@@ -54,14 +54,14 @@ def _reflected(pad, size):
   return np.minimum(index, 2 * (size - 1) - index)
 
 
-def strong(key, images, pad, flip, groups=1):
-  """Applies RandAugment with three operations, Cutout, and then `weak`.
+def strong(key, images, pad, flip, groups=1, operations=3):
+  """Applies RandAugment with some `operations`, Cutout, and then `weak`.
 
   `groups` is the number of devices that the images are spread over.
   """
   size, *_, channels = images.shape
   keys = jax.random.split(key, 3)
-  operation, magnitude = randaugment.draw(keys[0], (3, size))
+  operation, magnitude = randaugment.draw(keys[0], (operations, size))
   centre, side = draw_cutout(keys[1], size)
   pixels = randaugment.pack(images)
   pixels = randaugment.apply_packed(
@@ -112,17 +112,18 @@ def normalize(images, mean, std):
   )
 
 
-def make_view(pad, flip, mean, std, sharding=None):
+def make_view(pad, flip, mean, std, sharding=None, operations=3):
   """Returns `view(name, key, images)`, normalized.
 
-  It is strong where the name, such as 'strong2', says so, and weak otherwise.
-  `sharding` is that of the images.
+  It is strong if the name says so, such as 'strong2', and weak otherwise.
+  `sharding` is that of the images; strong views take so many `operations` of
+  RandAugment.
   """
   groups = 1 if sharding is None else sharding.num_devices
 
   def view(name, key, images):
     if name.startswith('strong'):
-      images = strong(key, images, pad, flip, groups)
+      images = strong(key, images, pad, flip, groups, operations)
     else:
       images = weak(key, images, pad, flip)
     return normalize(images, mean, std)

@@ -93,14 +93,16 @@ def make_sampler(
   mean,
   std,
   sharding=None,
+  operations: int = 3,
 ):
   """Returns `sample(data, rng) -> Batch`, drawn with replacement.
 
   `views` are names such as 'weak', 'weak2', 'strong': each is an independent
-  draw of the augmentation it is named after.
+  draw of the augmentation it is named after, with so many `operations` of
+  RandAugment if it is strong.
   """
 
-  view = augment.make_view(pad, flip, mean, std, sharding)
+  view = augment.make_view(pad, flip, mean, std, sharding, operations)
 
   def constrain(tree):
     if sharding is None:

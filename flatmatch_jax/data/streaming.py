@@ -104,13 +104,20 @@ def add_fixed(data: Streaming, index, label) -> Streaming:
   )
 
 
-def make_sampler(views: tuple[str, ...], flip: bool, mean, std, sharding=None):
+def make_sampler(
+  views: tuple[str, ...],
+  flip: bool,
+  mean,
+  std,
+  sharding=None,
+  operations: int = 3,
+):
   """Returns `sample(raw, rng) -> Batch`: the device's part of augmentation.
 
   `raw` is what `batches` gives, on the device. The views are those of
   `resident.make_sampler`, but cropped already.
   """
-  view = augment.make_view(0, flip, mean, std, sharding)
+  view = augment.make_view(0, flip, mean, std, sharding, operations)
 
   def labeled_batch(rng, raw):
     return raw | {'weak': view('weak', rng, raw['weak'])}

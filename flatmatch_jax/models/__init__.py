@@ -5,12 +5,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from flatmatch_jax.models.fast import FastNet
 from flatmatch_jax.models.resnet import ResNet
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.models.wide_resnet import WideResNet
 from flatmatch_jax.types import UserError
 
 _KNOWN = (
+  'fast_WIDTH_WIDTH_WIDTH with one to six stages of up to 4096 channels, such '
+  'as fast_32_64_128; '
   'wrn_DEPTH_WIDTH with DEPTH = 6n + 4 up to 1000 and WIDTH up to 100, such as '
   'wrn_10_1, wrn_28_2, wrn_28_8; '
   'wrn_37_WIDTH with four stages and WIDTH > 1, such as wrn_37_2; resnet_50; '
@@ -18,6 +21,7 @@ _KNOWN = (
   'vit_base_16'
 )
 _MAX_DEPTH, _MAX_WIDTH = 1000, 100  # Tracing takes time for each layer.
+_MAX_CHANNELS = 4096
 _DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 _VITS: dict[str, dict[str, Any]] = {
   'tiny': {'size': 192, 'num_heads': 3, 'drop_path': 0.1},
@@ -47,6 +51,12 @@ def create(
   }
   if name == 'resnet_50':
     return ResNet(num_classes, bn_momentum=bn_momentum, **common)
+  if re.fullmatch(r'fast(_[1-9][0-9]{0,3}){1,6}', name):
+    widths = tuple(map(int, name.split('_')[1:]))
+    if max(widths) <= _MAX_CHANNELS:
+      return FastNet(
+        num_classes, widths=widths, bn_momentum=bn_momentum, **common
+      )
   if match := re.fullmatch(r'vit_(tiny|small|base)_([1-9][0-9]{0,3})', name):
     size, patch = match.groups()
     return VisionTransformer(

@@ -1,0 +1,110 @@
+"""Small networks made for speed, on CPUs and accelerators alike.
+
+Few, wide 3×3 convolutions at low resolution, as in the CIFAR-10 speed runs
+(https://arxiv.org/abs/2404.00498): nearly all the time goes into operations
+that run close to a machine's peak. The stem halves an image until it has about
+16 pixels a side, so photos of 32 and of 128 pixels cost about the same.
+"""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from flatmatch_jax.types import Prediction
+
+_FIRST_SIDE = 16  # Pixels a side of the first stage, within a factor of √2.
+_kernel_init = nn.initializers.variance_scaling(2.0, 'fan_in', 'normal')
+
+
+def halvings(side: int) -> int:
+  """How often the stem halves images whose shorter side has `side` pixels."""
+  return max(0, round(math.log2(side / _FIRST_SIDE)))
+
+
+def max_pool(x):
+  """The largest of each 2×2 square; an odd last row or column is dropped.
+
+  By slices: on a CPU `nn.max_pool` takes 26 times as long, gradient included.
+  """
+  height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+  x = x[:, :height, :width]
+  rows = jnp.maximum(x[:, ::2], x[:, 1::2])
+  return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
+
+
+class Layer(nn.Module):
+  """Convolution, BatchNorm, LeakyReLU."""
+
+  features: int
+  size: int
+  stride: int
+  norm: Any
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.Conv(
+      self.features,
+      (self.size, self.size),
+      self.stride,
+      padding=1,
+      use_bias=False,
+      kernel_init=_kernel_init,
+      dtype=self.dtype,
+      name='conv',
+    )(x)
+    return nn.leaky_relu(self.norm(name='norm')(x), negative_slope=0.1)
+
+
+class FastNet(nn.Module):
+  """A stem, stages at half the resolution each, global max pooling.
+
+  Attributes:
+    widths: channels of each stage.
+    bn_momentum: decay of the running statistics.
+    heads: extra linear heads as (name, size).
+    dtype: of convolutions and activations; parameters, statistics, pooling and
+      heads stay float32.
+    remat: compute each layer again in the backward pass, to save memory.
+  """
+
+  num_classes: int
+  widths: tuple[int, ...] = (32, 64, 128)
+  bn_momentum: float = 0.999
+  heads: tuple[tuple[str, int], ...] = ()
+  dtype: Any = jnp.float32
+  remat: bool = False
+
+  @nn.compact
+  def __call__(self, x, train: bool) -> Prediction:
+    norm = functools.partial(
+      nn.BatchNorm,
+      use_running_average=not train,
+      momentum=self.bn_momentum,
+      epsilon=1e-5,
+      dtype=self.dtype,  # Of its output: it computes in float32.
+    )
+    layer = functools.partial(
+      nn.remat(Layer) if self.remat else Layer, norm=norm, dtype=self.dtype
+    )
+    number = halvings(min(x.shape[1:3]))
+    size, stride = (4, 2) if number else (3, 1)
+    x = layer(self.widths[0], size, stride, name='stem')(x)
+    for i in range(1, number):
+      x = layer(self.widths[0], 3, 2, name=f'halving{i + 1}')(x)
+    for stage, width in enumerate(self.widths):
+      if stage:
+        x = max_pool(x) if min(x.shape[1:3]) > 1 else x
+        x = layer(width, 3, 1, name=f'stage{stage + 1}_widen')(x)
+      x = x + layer(width, 3, 1, name=f'stage{stage + 1}')(x)
+    features = x.max((1, 2)).astype(jnp.float32)
+    return Prediction(
+      logits=nn.Dense(self.num_classes, name='classifier')(features),
+      features=features,
+      heads={
+        name: nn.Dense(size, name=name)(features) for name, size in self.heads
+      },
+    )
