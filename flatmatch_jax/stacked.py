@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from flatmatch_jax import (
+  estimate,
   interrupt,
   logging,
   memory,
@@ -170,7 +171,7 @@ class Loop:
       out_shardings=sharding.replicated(mesh),
     )
     self._member = lambda state, i: sharding.settle(take(state, i))
-    self._sharding = sharding.over_batch(mesh)
+    self._mesh = mesh
     self._compiled: Any = None
 
   def run(self, runs: list[Run], state, given) -> None:
@@ -205,8 +206,10 @@ class Loop:
     try:
       if self._compiled is None:
         self._compiled = train.compile_and_tell(
-          self._step, state, given, self._sharding
+          self._step, state, given, sharding.over_batch(self._mesh)
         )
+      timing = estimate.Estimate(config)
+      timing.compiled(start + 1, self._compiled, self._mesh)
       progress.start()
       with interrupt.stop_requests() as request:
         for step in range(start + 1, config.steps + 1):
@@ -218,6 +221,7 @@ class Loop:
           state, metrics = sharding.settle(self._compiled(state, given))
           if pending is not None:  # The device is at most one step behind.
             live = _still_live(live, runs, watchers, step - 1, pending)
+            timing.step(step - 1)
           if not live:
             break
           pending = metrics

@@ -17,6 +17,7 @@ _KNOWS_PATIENCE = (0, 10)
 _PATIENCE = '--xla_cpu_collective_call_terminate_timeout_seconds'
 # Programs that compile for less are not kept: JAX's default, and ours, as a
 # start has many small ones.
+_LEAST = 'jax_persistent_cache_min_compile_time_secs'
 _JAX_SECONDS, _SECONDS = 1.0, 0.1
 _MOST_BYTES = 2**31  # Of compiled programs in the user's folder.
 
@@ -93,7 +94,7 @@ def use_compilation_cache(folder: str) -> None:
   several kinds may share a folder.
   """
   if folder == 'auto':
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values['jax_compilation_cache_dir'] is not None:
       return
     folder = _private_folder()
   elif '://' not in folder:
@@ -106,8 +107,8 @@ def use_compilation_cache(folder: str) -> None:
   if not folder:
     return
   jax.config.update('jax_compilation_cache_dir', folder)
-  if jax.config.jax_persistent_cache_min_compile_time_secs == _JAX_SECONDS:
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', _SECONDS)
+  if jax.config.values[_LEAST] == _JAX_SECONDS:
+    jax.config.update(_LEAST, _SECONDS)
   compilation_cache.reset_cache()  # Otherwise one that is open stays in use.
 
 
@@ -132,7 +133,7 @@ def _private_folder() -> str:
 
 
 def _make_folder(path) -> str:
-  """Makes a folder for this user alone; returns why it cannot be used, or ''."""
+  """Makes a folder for this user alone; returns why it is no use, or ''."""
   try:
     os.makedirs(path, mode=0o700, exist_ok=True)
   except OSError as error:

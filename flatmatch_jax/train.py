@@ -16,6 +16,7 @@ from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
   distributed,
+  estimate,
   failures,
   interrupt,
   logging,
@@ -136,6 +137,7 @@ def train_in(files: Workdir, config) -> TrainState:
   unseen = probe_images(config, held_out)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress([files], start, config.steps, images)
+  timing = estimate.Estimate(config)
   watcher = watch.Watch(config.steps, config.max_skipped)
   expected = {}
   if distributed.is_first():
@@ -166,6 +168,8 @@ def train_in(files: Workdir, config) -> TrainState:
             program.pretrain_step if plain else program.step, given
           )
           phases.done('compile')
+          timing.compiled(step, train, mesh)
+          phases.done('estimate')
           if program.clean_losses:
             # Compiled now, not when it is first asked.
             sharding.settle(look(state, given))
@@ -185,6 +189,7 @@ def train_in(files: Workdir, config) -> TrainState:
           state, metrics = sharding.settle(train(state, given))
         if pending is not None:  # The device is at most one step behind.
           watcher.step(step - 1, pending, checkpoints.latest_step)
+          timing.step(step - 1)
         pending = metrics
         progress.step()
         if step == start + 1:
@@ -304,10 +309,10 @@ def compile_and_tell(function, state, given, shardings):
   began = time.perf_counter()
   jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
   compiled = jitted.lower(state, given).compile()
-  flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
   logging.say(
     f'Step compiled in {time.perf_counter() - began:.1f} s: '
-    f'{flops / 1e9:.2f} GFLOP{" a device" * (jax.device_count() > 1)}.'
+    f'{estimate.flops_of(compiled) / 1e9:.2f} GFLOP'
+    f'{" per device" * (jax.device_count() > 1)}.'
   )
   return compiled
 
