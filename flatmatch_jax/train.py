@@ -138,7 +138,7 @@ def train_in(files: Workdir, config) -> TrainState:
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress([files], start, config.steps, images)
   timing = estimate.Estimate(config)
-  watcher = watch.Watch(config.steps, config.max_skipped)
+  watcher = watch_over(config, dataset, split, notes)
   expected = {}
   if distributed.is_first():
     described = files.read('dataset.json')
@@ -213,7 +213,8 @@ def train_in(files: Workdir, config) -> TrainState:
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
           files.sync_metrics()
-          checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
+          now = {'seconds': seconds(), 'watch': watcher.state()}
+          checkpoints.save(step, state, notes | now, error)
         if signal:
           break
     speed = progress.images_per_second()
@@ -231,7 +232,15 @@ def train_in(files: Workdir, config) -> TrainState:
     stop(signal, int(state.step))
   skipped = int(state.skipped.total)
   if distributed.is_first():
-    write_result(config, files, len(split.labeled), skipped, seconds(), speed)
+    write_result(
+      config,
+      files,
+      len(split.labeled),
+      skipped,
+      watcher.warnings,
+      seconds(),
+      speed,
+    )
   if signal:  # It came in the last step; a sweep has others to train.
     stop(signal, config.steps)
   return state
@@ -247,7 +256,7 @@ def stop(signal: int | None, step: int) -> NoReturn:
 
 
 def write_result(
-  config, files: Workdir, num_labeled, skipped, seconds, speed
+  config, files: Workdir, num_labeled, skipped, warnings, seconds, speed
 ) -> None:
   """What came out, in numbers and as a picture."""
   images = files.read('dataset.json')['fingerprint']
@@ -261,9 +270,18 @@ def write_result(
     )
   files.write(
     'result.json',
-    results.summarize(config, files, num_labeled, skipped, seconds, speed),
+    results.summarize(
+      config, files, num_labeled, skipped, warnings, seconds, speed
+    ),
   )
   logging.say(results.describe(files))
+
+
+def watch_over(config, dataset, split, notes, name='') -> watch.Watch:
+  """A watch that continues where the `notes` of a checkpoint left it."""
+  labels, classes = dataset.train_labels, len(dataset.class_names)
+  shares = watch.class_shares(labels, split, classes)
+  return watch.Watch(config, shares, name, notes.get('watch'))
 
 
 def open_feed(config, views, data, start, over_batch):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from configs import cifar10, digits, folder, imagenet
+from configs import cifar10, folder, imagenet
 from flatmatch_jax import estimate, sharding
 
 MINUTE, HOUR, DAY = 60, 3600, 24 * 3600
