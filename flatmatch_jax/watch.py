@@ -14,16 +14,21 @@ from flatmatch_jax.train_step import MUST_BE_FINITE
 from flatmatch_jax.types import UserError
 
 _LOOKS = 20  # At steps of a block, whose means are judged.
-_LOSSES = ('labeled_loss', 'unlabeled_loss', 'worst_loss')
-_WATCHED = (*_LOSSES, 'largest_class', 'used_fraction')
+_WATCHED = (
+  'labeled_loss',
+  'unlabeled_loss',
+  'worst_loss',
+  'largest_class',
+  'used_fraction',
+)
 # Blocks in a row without pseudo-labels. Thresholds that nothing passes at first
 # are usual.
 _UNUSED = 5
 # How far from its expected share towards all of them the class with the most
 # pseudo-labels may be: users' own unlabeled images may be unbalanced.
 _ONE_CLASS = 0.85
-# A fairness term of the usual weight, 0.05, stays above it in healthy runs.
-_NEGATIVE = -1.0
+# What a class that is missing from a batch adds to FreeMatch's fairness term.
+_MISSING = math.log(1e-12)
 
 
 class NotFiniteError(UserError):
@@ -129,79 +134,91 @@ class Watch:
       return
     means = {k: statistics.fmean(v) for k, v in state['block'].items()}
     if state['looks'] > _LOOKS:  # At first all may be of one class.
-      self._judge(step, means)
+      found = dict(self._judge(step, means))
+      old = state['warnings']
+      self._warn(step, {k: v for k, v in found.items() if k not in old})
     for name, mean in means.items():
       state['lowest'][name] = min(mean, state['lowest'].get(name, mean))
     state['block'] = {}
 
   def _judge(self, step, means):
-    """Warns of what the means of a block that ends at `step` show."""
+    """Yields what is wrong with the means of a block: a rule and a text."""
     args = self._config.method_args
     used = means.get('used_fraction')
     unused = used == 0 and step > args.get('warmup_steps', 0)
     self._state['unused'] = self._state['unused'] + 1 if unused else 0
     if self._state['unused'] >= _UNUSED:
-      self._warn(
-        'unused',
-        step,
-        f'for {_UNUSED * _LOOKS * self._every} steps no pseudo-label was used',
-        more='a lower threshold, ',
-      )
+      steps = _UNUSED * _LOOKS * self._every
+      yield 'unused', f'no pseudo-label was used for {steps:,} steps'
     expected = self._shares.max()
     largest = means.get('largest_class', 0.0)
     if largest > expected + _ONE_CLASS * (1 - expected):
-      self._warn(
+      yield (
         'largest_class',
-        step,
         f'{largest:.0%} of the pseudo-labels are of one class, and at most '
         f'{expected:.0%} of the labels',
       )
-    for name in _LOSSES:
-      # Unlabeled losses of other methods have no scale that is known.
-      if name in means and (used is not None or name == 'labeled_loss'):
-        self._judge_loss(step, name, means[name])
-
-  def _judge_loss(self, step, name, mean):
     chance = math.log(len(self._shares))
-    if name != 'labeled_loss':
-      args = self._config.method_args
-      weights = [v for k, v in args.items() if k.endswith('weight')]
-      chance *= max([1.0, *weights])
+    if 'labeled_loss' in means:
+      yield from self._judge_loss('labeled_loss', means, chance)
+    if used is None:  # The scale of other unlabeled losses is not known.
+      return
+    chance *= max([1.0, *(v for k, v in args.items() if k.endswith('weight'))])
+    for name in ('unlabeled_loss', 'worst_loss'):
+      if name not in means:
+        continue
+      yield from self._judge_loss(name, means, chance)
+      if means[name] < self._least_fairness():
+        yield (
+          name,
+          f'the mean {name} is {means[name]:.3g}, which the fairness term '
+          'reaches if most classes are missing from the guesses',
+        )
+
+  def _judge_loss(self, name, means, chance):
+    mean = means[name]
     lowest = self._state['lowest'].get(name, mean)
     if mean > 1.5 * chance or mean > chance > 2 * lowest:
-      self._warn(
+      yield (
         name,
-        step,
-        f'the mean {name} is {mean:.2f}, above the {chance:.2f} of random '
-        f'guesses (lowest so far: {lowest:.2f})',
-      )
-    elif mean < _NEGATIVE:
-      self._warn(
-        name,
-        step,
-        f'the mean {name} is {mean:.2f}: the fairness term outweighs the '
-        'pseudo-labels',
+        f'the mean {name} is {mean:.3g}, above the {chance:.3g} of random '
+        f'guesses (lowest so far: {lowest:.3g})',
       )
 
-  def _warn(self, rule, step, what, more=''):
-    """Prints a warning, the first of its `rule`, with what may help."""
-    if rule in self._state['warnings']:
+  def _least_fairness(self) -> float:
+    """FreeMatch's fairness term if half of the classes are missing.
+
+    Of others than those that a batch lacks by chance.
+    """
+    by_chance = np.mean((1 - self._shares) ** self._config.unlabeled_batch_size)
+    value = _MISSING * (1 + by_chance) / 2 - math.log(len(self._shares))
+    weight = self._config.method_args.get('fairness_weight', 0.0)
+    return weight * value if weight else -math.inf
+
+  def _warn(self, step, found: dict[str, str]):
+    """Prints what was `found` and what may help, and remembers it."""
+    if not found:
       return
-    text = f'at step {step} {what}'
-    self._state['warnings'][rule] = text
+    for rule, text in found.items():
+      self._state['warnings'][rule] = f'step {step}: {text}'
     args = self._config.method_args
+    remedies = (
+      f'a lower config.learning_rate (now {self._config.learning_rate:g})'
+    )
+    if 'unused' in found:
+      remedies += ', a lower threshold'
     if 'fairness_weight' in args:  # FreeMatch, alone or under a recipe.
-      more += (
-        'a lower config.method_args.fairness_weight (now '
+      remedies += (
+        ', a lower config.method_args.fairness_weight (now '
         f'{args.fairness_weight:g}), --config.method_args.warmup_steps='
         f'{max(1, self._config.steps // 10)} to train on labeled images alone '
-        'at first, '
+        'at first'
       )
     logging.say(
-      f'{self._warning}{text}. The run may be collapsing. Start in another '
-      '--workdir with a lower config.learning_rate (now '
-      f'{self._config.learning_rate:g}), {more}or more labels; '
-      'method=supervised shows what the labels alone achieve.'
+      f'{self._warning}the run may be collapsing. At step {step} '
+      f'{"; ".join(found.values())}. Start in another --workdir with '
+      f'{remedies}, or more labels; method=supervised shows what the labels '
+      'alone achieve.'
     )
 
 

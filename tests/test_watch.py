@@ -168,17 +168,17 @@ BAD = {
   'one class': ({'largest_class': 0.9}, '90% of the pseudo-labels are of one'),
   'labeled loss worse than guesses': (
     {'labeled_loss': 3.5},
-    'labeled_loss is 3.50, above the 2.30 of random guesses',
+    'labeled_loss is 3.5, above the 2.3 of random guesses',
   ),
-  'labeled loss that rises': ({'labeled_loss': 2.4}, 'lowest so far: 0.50'),
+  'labeled loss that rises': ({'labeled_loss': 2.4}, 'lowest so far: 0.5'),
   'unlabeled loss that rises': (
     {'unlabeled_loss': 2.5},
-    'unlabeled_loss is 2.50, above the 2.30',
+    'unlabeled_loss is 2.5, above the 2.3',
   ),
-  'loss at the perturbed point': ({'worst_loss': 4.0}, 'worst_loss is 4.00'),
+  'loss at the perturbed point': ({'worst_loss': 4.0}, 'worst_loss is 4,'),
   'negative loss': (
-    {'unlabeled_loss': -1.2},
-    'unlabeled_loss is -1.20: the fairness term outweighs',
+    {'unlabeled_loss': -0.9},
+    'unlabeled_loss is -0.9, which the fairness term reaches if most classes',
   ),
 }
 
@@ -193,10 +193,11 @@ def test_collapse_is_warned_of_once_and_early(name, capfd):
   feed(watcher, 60, 400, **values)
   (line,) = capfd.readouterr().err.splitlines()
   (warning,) = watcher.warnings
-  assert warning.startswith('at step 60 ')
+  assert warning.startswith('step 60: ')
   for text in (
     words,
-    warning,
+    warning.removeprefix('step 60: '),
+    'At step 60',
     'lower config.learning_rate (now 0.1)',
     'fairness_weight (now 0.05)',
     'method_args.warmup_steps=40',
@@ -254,6 +255,12 @@ GOOD = {
     {'unlabeled_loss': lambda step: min(step / 200, 2.0)},
   ),
   'fairness of a trained network': ({}, {'unlabeled_loss': -0.12}),
+  'heavy fairness': ({'fairness_weight': 5.0}, {'unlabeled_loss': -11.5}),
+  'no fairness': ({'fairness_weight': 0.0}, {'unlabeled_loss': -1e-6}),
+  'more classes than images': (
+    {'shares': np.full(1000, 1e-3)},
+    {'unlabeled_loss': -1.25},
+  ),
   'heavy weight': ({'weight': 10.0}, {'unlabeled_loss': 12.0}),
   'labeled loss near chance': ({}, {'labeled_loss': 2.35}),
 }
@@ -269,7 +276,7 @@ def test_healthy_runs_are_left_alone(name, capfd):
 def test_unused_pseudo_labels_are_warned_of(capfd):
   feed(make('fixmatch'), 1, 400, used_fraction=0.0)
   (line,) = capfd.readouterr().err.splitlines()
-  assert 'at step 120 for 100 steps no pseudo-label was used' in line
+  assert 'At step 120 no pseudo-label was used for 100 steps' in line
   assert 'a lower threshold' in line
   assert 'warmup_steps' not in line
 
@@ -285,7 +292,7 @@ def test_only_losses_of_known_scale_are_judged():
 def test_steps_that_are_not_finite_do_not_hide_the_others():
   watcher = make()
   feed(watcher, 1, 40, labeled_loss=lambda s: 4.0 if s % 3 else math.nan)
-  assert 'labeled_loss is 4.00' in watcher.warnings[0]
+  assert 'labeled_loss is 4,' in watcher.warnings[0]
 
 
 def test_warnings_survive_a_new_start(capfd):
@@ -297,7 +304,13 @@ def test_warnings_survive_a_new_start(capfd):
   feed(second, 71, 80, largest_class=1.0)
   assert capfd.readouterr().err == ''
   feed(second, 81, 120, labeled_loss=4.0)
-  assert '(lowest so far: 0.50)' in second.warnings[1]
+  assert '(lowest so far: 0.5)' in second.warnings[1]
+
+
+def test_loss_is_compared_with_its_lowest_block():
+  watcher = make()
+  feed(watcher, 1, 60, labeled_loss=lambda s: (0.5, 1.5, 2.4)[(s - 1) // 20])
+  assert '2.4, above the 2.3' in watcher.warnings[0]
 
 
 def test_state_of_a_checkpoint_does_not_change():
