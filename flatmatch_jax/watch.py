@@ -24,8 +24,8 @@ _WATCHED = (
 # Blocks in a row without pseudo-labels. Thresholds that nothing passes at first
 # are usual.
 _UNUSED = 5
-# How far from its expected share towards all of them the class with the most
-# pseudo-labels may be: users' own unlabeled images may be unbalanced.
+# The largest class may have this part of the way from its expected share to
+# all pseudo-labels: the user's own unlabeled images may be unbalanced.
 _ONE_CLASS = 0.85
 # What a class that is missing from a batch adds to FreeMatch's fairness term.
 _MISSING = math.log(1e-12)
@@ -133,7 +133,8 @@ class Watch:
     if state['looks'] % _LOOKS:
       return
     means = {k: statistics.fmean(v) for k, v in state['block'].items()}
-    if state['looks'] > _LOOKS:  # At first all may be of one class.
+    # Before it has learned anything, a network may guess one class only.
+    if state['looks'] > _LOOKS and step > self._config.warmup_steps:
       found = dict(self._judge(step, means))
       old = state['warnings']
       self._warn(step, {k: v for k, v in found.items() if k not in old})
@@ -188,7 +189,7 @@ class Watch:
   def _least_fairness(self) -> float:
     """FreeMatch's fairness term if half of the classes are missing.
 
-    Of others than those that a batch lacks by chance.
+    Classes that a batch lacks by chance are not counted.
     """
     by_chance = np.mean((1 - self._shares) ** self._config.unlabeled_batch_size)
     value = _MISSING * (1 + by_chance) / 2 - math.log(len(self._shares))

@@ -307,6 +307,15 @@ def test_warnings_survive_a_new_start(capfd):
   assert '(lowest so far: 0.5)' in second.warnings[1]
 
 
+def test_learning_rate_may_climb_first():
+  watcher = make()
+  watcher._config.warmup_steps = 100
+  feed(watcher, 1, 100, largest_class=1.0)
+  assert watcher.warnings == []
+  feed(watcher, 101, 120, largest_class=1.0)
+  assert len(watcher.warnings) == 1
+
+
 def test_loss_is_compared_with_its_lowest_block():
   watcher = make()
   feed(watcher, 1, 60, labeled_loss=lambda s: (0.5, 1.5, 2.4)[(s - 1) // 20])
