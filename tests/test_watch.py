@@ -163,7 +163,7 @@ def feed(watcher, start, stop, **values):
     watcher.step(step, step_metrics(0, **metrics), lambda: None)
 
 
-# What a run shows from step 31 on, and the words of its warning.
+# What a run shows from step 81 on, and the words of its warning.
 BAD = {
   'one class': ({'largest_class': 0.9}, '90% of the pseudo-labels are of one'),
   'labeled loss worse than guesses': (
@@ -187,17 +187,17 @@ BAD = {
 def test_collapse_is_warned_of_once_and_early(name, capfd):
   values, words = BAD[name]
   watcher = make(steps=400)
-  feed(watcher, 1, 40)
-  feed(watcher, 41, 59, **values)
+  feed(watcher, 1, 80)
+  feed(watcher, 81, 99, **values)
   assert capfd.readouterr().err == ''
-  feed(watcher, 60, 400, **values)
+  feed(watcher, 100, 400, **values)
   (line,) = capfd.readouterr().err.splitlines()
   (warning,) = watcher.warnings
-  assert warning.startswith('step 60: ')
+  assert warning.startswith('step 100: ')
   for text in (
     words,
-    warning.removeprefix('step 60: '),
-    'At step 60',
+    warning.removeprefix('step 100: '),
+    'At step 100',
     'lower config.learning_rate (now 0.1)',
     'fairness_weight (now 0.05)',
     'method_args.warmup_steps=40',
@@ -208,14 +208,23 @@ def test_collapse_is_warned_of_once_and_early(name, capfd):
 
 
 @pytest.mark.parametrize(
-  ('steps', 'warned'), [(100, 40), (400, 40), (5000, 200), (2**20, 20960)]
+  ('name', 'value', 'steps', 'warned'),
+  [
+    ('labeled_loss', 3.5, 100, 40),
+    ('labeled_loss', 3.5, 400, 40),
+    ('largest_class', 1.0, 100, 40),
+    ('largest_class', 1.0, 400, 100),
+    ('largest_class', 1.0, 5000, 200),
+    ('largest_class', 1.0, 2**20, 20960),
+    ('unlabeled_loss', -0.9, 400, 100),
+  ],
 )
-def test_collapse_from_the_start_is_seen_in_the_first_percents(steps, warned):
+def test_collapse_from_the_start_is_seen_early(name, value, steps, warned):
   watcher = make(steps=steps)
-  feed(watcher, 1, warned - 1, largest_class=1.0, labeled_loss=3.5)
+  feed(watcher, 1, warned - 1, **{name: value})
   assert watcher.warnings == []
-  feed(watcher, warned, warned, largest_class=1.0, labeled_loss=3.5)
-  assert len(watcher.warnings) == 2
+  feed(watcher, warned, warned, **{name: value})
+  assert len(watcher.warnings) == 1
 
 
 def draw(size, shares):
@@ -228,7 +237,7 @@ LONG_TAIL = 100 ** -np.linspace(0, 1, 10)
 LONG_TAIL /= LONG_TAIL.sum()
 GOOD = {
   'healthy': ({}, {}),
-  'one class at first': ({}, {'largest_class': lambda step: step < 22}),
+  'one class at first': ({}, {'largest_class': lambda step: step < 82}),
   'long tail': (
     {'shares': LONG_TAIL},
     {'largest_class': draw(64, LONG_TAIL)},
@@ -297,13 +306,13 @@ def test_steps_that_are_not_finite_do_not_hide_the_others():
 
 def test_warnings_survive_a_new_start(capfd):
   first = make()
-  feed(first, 1, 70, largest_class=1.0)
+  feed(first, 1, 110, largest_class=1.0)
   second = make(state=json.loads(json.dumps(first.state())))
   assert second.warnings == first.warnings != []
   capfd.readouterr()
-  feed(second, 71, 80, largest_class=1.0)
+  feed(second, 111, 120, largest_class=1.0)
   assert capfd.readouterr().err == ''
-  feed(second, 81, 120, labeled_loss=4.0)
+  feed(second, 121, 140, labeled_loss=4.0)
   assert '(lowest so far: 0.5)' in second.warnings[1]
 
 
