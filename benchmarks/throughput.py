@@ -38,6 +38,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import pages, steps
+from configs import cifar10
 from flatmatch_jax import (
   cli,
   files,
@@ -124,7 +125,7 @@ def rounds(timed: dict[Any, Timed], seconds: float) -> dict[Any, np.ndarray]:
 def host_seconds(step: Timed) -> tuple[float, float]:
   """CPU seconds of the loop's thread, and seconds by the clock, a step."""
   progress = logging.Progress([], 0, _HOST_STEPS, 1)
-  watcher = watch.Watch(_HOST_STEPS, 20)
+  watcher = watch.Watch(cifar10.get_config(), np.full(10, 0.1))
   feed = resident.feed(step._given[0])
   state, pending = step.state, None
   jax.block_until_ready(state)

@@ -113,7 +113,9 @@ def base(
       'eval_batch_size': 256,
       # Steps to trace at each start, the third and on; 0 is none.
       'profile_steps': 0,
-      'compilation_cache': '',  # Folder of compiled programs; it is trusted.
+      # Folder of compiled programs, which is trusted. 'auto' is
+      # ~/.cache/flatmatch_jax; '' keeps none.
+      'compilation_cache': 'auto',
     }
   )
 

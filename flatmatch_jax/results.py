@@ -42,7 +42,9 @@ def in_median(result: dict) -> int:
   return min(result.get('evaluations', 20), 20)
 
 
-def summarize(config, files, num_labeled, skipped, seconds, speed) -> dict:
+def summarize(
+  config, files, num_labeled, skipped, warnings, seconds, speed
+) -> dict:
   """The content of result.json; errors of the averaged weights, in percent."""
   result = {
     'dataset': config.dataset,
@@ -52,6 +54,7 @@ def summarize(config, files, num_labeled, skipped, seconds, speed) -> dict:
     'split_seed': config.split_seed,
     'steps': config.steps,
     'skipped_steps': skipped,
+    'warnings': warnings,
   }
   return (
     result

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from flatmatch_jax import (
+  estimate,
   interrupt,
   logging,
   memory,
@@ -39,6 +40,7 @@ class Run(NamedTuple):
   unseen: Any  # Images for probes.
   checkpoints: Checkpoints
   notes: dict[str, Any]
+  watcher: watch.Watch
 
 
 def over_members(function, mesh):
@@ -115,7 +117,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
         ),
       )
       held_out = train.evaluation_sets(dataset, split, everywhere)
-      run, state = _open(member, given, held_out, init, weights, dataset)
+      run, state = _open(member, split, given, held_out, init, weights, dataset)
       runs, states = at.setdefault(int(state.step), ([], []))
       runs.append(run)
       states.append(state)
@@ -124,7 +126,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
       loop.run(runs, *_stack(runs, states, size, mesh))
 
 
-def _open(member, given, held_out, init, weights, dataset):
+def _open(member, split, given, held_out, init, weights, dataset):
   """A member as it stands: new, or at its latest checkpoint."""
   config, files = member.config, member.files
   state = init(jax.random.key(config.seed), given[0])
@@ -135,7 +137,8 @@ def _open(member, given, held_out, init, weights, dataset):
   elif weights:
     state = train.start_from(weights, state)
   unseen = train.probe_images(config, held_out)
-  run = Run(config, files, given, held_out, unseen, checkpoints, notes)
+  watcher = train.watch_over(config, dataset, split, notes, files.path.name)
+  run = Run(config, files, given, held_out, unseen, checkpoints, notes, watcher)
   return run, state
 
 
@@ -170,7 +173,7 @@ class Loop:
       out_shardings=sharding.replicated(mesh),
     )
     self._member = lambda state, i: sharding.settle(take(state, i))
-    self._sharding = sharding.over_batch(mesh)
+    self._mesh = mesh
     self._compiled: Any = None
 
   def run(self, runs: list[Run], state, given) -> None:
@@ -193,10 +196,6 @@ class Loop:
       [run.files for run in runs], start, config.steps, images
     )
     live = list(range(len(runs)))  # A member that breaks stops alone.
-    watchers = [
-      watch.Watch(config.steps, config.max_skipped, run.files.path.name)
-      for run in runs
-    ]
     # Of the time that members take together each takes its share.
     seconds = lambda run: (
       run.notes['seconds'] + (time.perf_counter() - began) / len(runs)
@@ -205,8 +204,10 @@ class Loop:
     try:
       if self._compiled is None:
         self._compiled = train.compile_and_tell(
-          self._step, state, given, self._sharding
+          self._step, state, given, sharding.over_batch(self._mesh)
         )
+      timing = estimate.Estimate(config)
+      timing.compiled(start + 1, self._compiled, self._mesh)
       progress.start()
       with interrupt.stop_requests() as request:
         for step in range(start + 1, config.steps + 1):
@@ -217,7 +218,8 @@ class Loop:
             rows[i] |= self._look_at(runs[i], state, i, step, logs)
           state, metrics = sharding.settle(self._compiled(state, given))
           if pending is not None:  # The device is at most one step behind.
-            live = _still_live(live, runs, watchers, step - 1, pending)
+            live = _still_live(live, runs, step - 1, pending)
+            timing.step(step - 1)
           if not live:
             break
           pending = metrics
@@ -227,7 +229,7 @@ class Loop:
             found = jax.device_get(metrics)
             for i in live:
               rows[i] |= _row(found, i)
-              watchers[i].row(step, rows[i])
+              runs[i].watcher.row(step, rows[i])
           if last or step % config.eval_every == 0:
             self._evaluate(runs, live, state, rows)
           rows = [row if i in live else {} for i, row in enumerate(rows)]
@@ -244,7 +246,10 @@ class Loop:
             or step % config.checkpoint_every == 0
           ):  # All together, so that they go on together.
             for i in live:
-              notes = runs[i].notes | {'seconds': seconds(runs[i])}
+              notes = runs[i].notes | {
+                'seconds': seconds(runs[i]),
+                'watch': runs[i].watcher.state(),
+              }
               member = self._member(state, i)
               runs[i].files.sync_metrics()
               runs[i].checkpoints.save(step, member, notes, errors[i])
@@ -267,6 +272,7 @@ class Loop:
         runs[i].files,
         len(runs[i].given[1].labeled),
         int(skipped[i]),
+        runs[i].watcher.warnings,
         seconds(runs[i]),
         speed,
       )
@@ -291,15 +297,16 @@ class Loop:
       rows[i] |= train.evaluate(self._program.classify, member, sets)
 
 
-def _still_live(live, runs, watchers, step, metrics) -> list[int]:
+def _still_live(live, runs, step, metrics) -> list[int]:
   """Members that may go on after this step; names the others."""
   in_a_row = jax.device_get(metrics['skipped_in_a_row'])
   left = []
   for i in live:
     try:
-      if in_a_row[i]:
+      if in_a_row[i] or runs[i].watcher.looks_at(step):
         last_saved = runs[i].checkpoints.latest_step
-        watchers[i].step(step, _row(jax.device_get(metrics), i), last_saved)
+        found = _row(jax.device_get(metrics), i)
+        runs[i].watcher.step(step, found, last_saved)
       left.append(i)
     except watch.NotFiniteError as error:
       logging.say(f'{runs[i].files.path.name}: {error}')

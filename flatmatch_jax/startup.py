@@ -1,5 +1,6 @@
 """Before the first step: cores, compiled programs, and where seconds go."""
 
+import contextlib
 import os
 import time
 
@@ -14,6 +15,11 @@ _BY_ITSELF = 8  # Each has a copy of the state.
 # Of jaxlib, whose XLA knows the option below; others refuse what they do not.
 _KNOWS_PATIENCE = (0, 10)
 _PATIENCE = '--xla_cpu_collective_call_terminate_timeout_seconds'
+# Programs that compile for less are not kept: JAX's default, and ours, as a
+# start has many small ones.
+_LEAST = 'jax_persistent_cache_min_compile_time_secs'
+_JAX_SECONDS, _SECONDS = 1.0, 0.1
+_MOST_BYTES = 2**31  # Of compiled programs in the user's folder.
 
 
 def use_cores(config) -> None:
@@ -78,28 +84,71 @@ class Phases:
 
 
 def use_compilation_cache(folder: str) -> None:
-  """Keeps compiled programs in `folder`, and takes from it what fits.
+  """Keeps compiled programs in `folder`, and loads those that it has.
 
-  Whoever can write there decides what runs here. Raises UserError where that
-  cannot be this process: JAX would only warn, at every program.
+  'auto' is a private folder of the user, unless JAX has one already; '' leaves
+  JAX as it is. Whoever can write to the folder decides what runs here, so
+  'auto' does without one that others can write to. A folder of another name
+  that cannot be written to raises UserError: JAX would only warn, at every
+  program. The key of a program has the features of its CPU, so machines of
+  several kinds may share a folder.
   """
-  if folder:
-    path = folder
-    if '://' not in folder:
-      path = os.path.expanduser(folder)
-      _check_folder(path)
-    jax.config.update('jax_compilation_cache_dir', path)
-    compilation_cache.reset_cache()  # Else one that is open stays in use.
+  if folder == 'auto':
+    if jax.config.values['jax_compilation_cache_dir'] is not None:
+      return
+    folder = _private_folder()
+  elif '://' not in folder:
+    folder = os.path.expanduser(folder)
+    if folder and (reason := _make_folder(folder)):
+      raise UserError(
+        f'config.compilation_cache={folder} must be a folder that can be made '
+        f'and written ({reason}); name another, or leave it empty.'
+      )
+  if not folder:
+    return
+  jax.config.update('jax_compilation_cache_dir', folder)
+  if jax.config.values[_LEAST] == _JAX_SECONDS:
+    jax.config.update(_LEAST, _SECONDS)
+  compilation_cache.reset_cache()  # Otherwise one that is open stays in use.
 
 
-def _check_folder(path):
-  try:
-    os.makedirs(path, exist_ok=True)
-    reason = '' if os.access(path, os.W_OK) else 'Permission denied'
-  except OSError as error:
-    reason = str(error.strerror)
+def _private_folder() -> str:
+  """Returns the user's folder of programs; '', with a line, if it is unsafe."""
+  base = os.environ.get('XDG_CACHE_HOME', '')
+  base = base if os.path.isabs(base) else os.path.expanduser('~/.cache')
+  path = os.path.join(base, 'flatmatch_jax')
+  reason = 'there is no home folder'
+  if os.path.isabs(path) and not (reason := _make_folder(path)):
+    status = os.stat(path)
+    if status.st_uid != os.geteuid():
+      reason = 'it belongs to another user'
+    elif status.st_mode & 0o022:
+      reason = f'others can write to it; run chmod go-w {path}'
   if reason:
-    raise UserError(
-      f'config.compilation_cache={path} must be a folder that can be made and '
-      f'written ({reason}); name another, or leave it empty.'
-    )
+    logging.say(f'Compiled programs are not kept in {path}: {reason}.')
+    return ''
+  with contextlib.suppress(OSError):  # Other runs may delete as well.
+    _trim(path, _MOST_BYTES)
+  return path
+
+
+def _make_folder(path) -> str:
+  """Makes a folder for this user alone; returns why it is no use, or ''."""
+  try:
+    os.makedirs(path, mode=0o700, exist_ok=True)
+  except OSError as error:
+    return str(error.strerror)
+  return '' if os.access(path, os.W_OK | os.X_OK) else 'Permission denied'
+
+
+def _trim(folder, most_bytes):
+  """Deletes the programs that were used least recently.
+
+  JAX would do so itself only if the package filelock were installed.
+  """
+  used = lambda x: max(x.stat().st_atime, x.stat().st_mtime)
+  total = 0
+  for entry in sorted(os.scandir(folder), key=used, reverse=True):
+    total += entry.stat().st_size
+    if total > most_bytes and entry.name.endswith('-cache'):
+      os.unlink(entry.path)

@@ -16,6 +16,7 @@ from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
   distributed,
+  estimate,
   failures,
   interrupt,
   logging,
@@ -136,7 +137,8 @@ def train_in(files: Workdir, config) -> TrainState:
   unseen = probe_images(config, held_out)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
   progress = logging.Progress([files], start, config.steps, images)
-  watcher = watch.Watch(config.steps, config.max_skipped)
+  timing = estimate.Estimate(config)
+  watcher = watch_over(config, dataset, split, notes)
   expected = {}
   if distributed.is_first():
     described = files.read('dataset.json')
@@ -166,6 +168,8 @@ def train_in(files: Workdir, config) -> TrainState:
             program.pretrain_step if plain else program.step, given
           )
           phases.done('compile')
+          timing.compiled(step, train, mesh)
+          phases.done('estimate')
           if program.clean_losses:
             # Compiled now, not when it is first asked.
             sharding.settle(look(state, given))
@@ -185,6 +189,7 @@ def train_in(files: Workdir, config) -> TrainState:
           state, metrics = sharding.settle(train(state, given))
         if pending is not None:  # The device is at most one step behind.
           watcher.step(step - 1, pending, checkpoints.latest_step)
+          timing.step(step - 1)
         pending = metrics
         progress.step()
         if step == start + 1:
@@ -208,7 +213,8 @@ def train_in(files: Workdir, config) -> TrainState:
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
           files.sync_metrics()
-          checkpoints.save(step, state, notes | {'seconds': seconds()}, error)
+          now = {'seconds': seconds(), 'watch': watcher.state()}
+          checkpoints.save(step, state, notes | now, error)
         if signal:
           break
     speed = progress.images_per_second()
@@ -226,7 +232,15 @@ def train_in(files: Workdir, config) -> TrainState:
     stop(signal, int(state.step))
   skipped = int(state.skipped.total)
   if distributed.is_first():
-    write_result(config, files, len(split.labeled), skipped, seconds(), speed)
+    write_result(
+      config,
+      files,
+      len(split.labeled),
+      skipped,
+      watcher.warnings,
+      seconds(),
+      speed,
+    )
   if signal:  # It came in the last step; a sweep has others to train.
     stop(signal, config.steps)
   return state
@@ -242,7 +256,7 @@ def stop(signal: int | None, step: int) -> NoReturn:
 
 
 def write_result(
-  config, files: Workdir, num_labeled, skipped, seconds, speed
+  config, files: Workdir, num_labeled, skipped, warnings, seconds, speed
 ) -> None:
   """What came out, in numbers and as a picture."""
   images = files.read('dataset.json')['fingerprint']
@@ -256,9 +270,18 @@ def write_result(
     )
   files.write(
     'result.json',
-    results.summarize(config, files, num_labeled, skipped, seconds, speed),
+    results.summarize(
+      config, files, num_labeled, skipped, warnings, seconds, speed
+    ),
   )
   logging.say(results.describe(files))
+
+
+def watch_over(config, dataset, split, notes, name='') -> watch.Watch:
+  """A watch that continues where the `notes` of a checkpoint left it."""
+  labels, classes = dataset.train_labels, len(dataset.class_names)
+  shares = watch.class_shares(labels, split, classes)
+  return watch.Watch(config, shares, name, notes.get('watch'))
 
 
 def open_feed(config, views, data, start, over_batch):
@@ -304,10 +327,10 @@ def compile_and_tell(function, state, given, shardings):
   began = time.perf_counter()
   jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
   compiled = jitted.lower(state, given).compile()
-  flops = (compiled.cost_analysis() or {}).get('flops', float('nan'))
   logging.say(
     f'Step compiled in {time.perf_counter() - began:.1f} s: '
-    f'{flops / 1e9:.2f} GFLOP{" a device" * (jax.device_count() > 1)}.'
+    f'{estimate.flops_of(compiled) / 1e9:.2f} GFLOP'
+    f'{" per device" * (jax.device_count() > 1)}.'
   )
   return compiled
 

@@ -5,6 +5,8 @@ import os
 # Before JAX starts: some tests compare one device with several.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
+# config.compilation_cache='auto' leaves it so: no test writes to the user's.
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', '')
 # Compiling is most of the tests' time: four times less without LLVM's passes,
 # and three times less again by the older emitters of fusions. Eight devices on
 # two busy cores may wait long for each other; XLA would abort after 40 s.

@@ -89,6 +89,7 @@ def test_result_has_its_fields(finished):
     'split_seed': 0,
     'steps': STEPS,
     'skipped_steps': 0,
+    'warnings': [],
     'error_last': errors[-1],
     'error_median20': float(np.median(errors)),
     'error_best': min(errors),

@@ -58,6 +58,87 @@ def test_no_folder_leaves_the_settings_of_jax(kept_settings):
   assert jax.config.jax_compilation_cache_dir == before
 
 
+@pytest.fixture
+def home(tmp_path, monkeypatch, kept_settings):
+  """A user without settings of their own."""
+  monkeypatch.setenv('HOME', str(tmp_path))
+  monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+  jax.config.update('jax_compilation_cache_dir', None)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 1.0)
+  return tmp_path
+
+
+def test_private_folder_is_the_default(home, capfd):
+  assert cifar10.get_config().compilation_cache == 'auto'
+  startup.use_compilation_cache('auto')
+  folder = home / '.cache' / 'flatmatch_jax'
+  assert jax.config.jax_compilation_cache_dir == str(folder)
+  assert folder.stat().st_mode & 0o777 == 0o700
+  assert jax.config.jax_persistent_cache_min_compile_time_secs < 1
+  assert capfd.readouterr().err == ''
+
+
+@pytest.mark.parametrize(
+  ('xdg', 'folder'),
+  [('own', 'own/flatmatch_jax'), ('../own', '.cache/flatmatch_jax')],
+)
+def test_xdg_cache_home_counts_if_absolute(home, monkeypatch, xdg, folder):
+  xdg = xdg if xdg.startswith('.') else str(home / xdg)
+  monkeypatch.setenv('XDG_CACHE_HOME', xdg)
+  startup.use_compilation_cache('auto')
+  assert jax.config.jax_compilation_cache_dir == str(home / folder)
+
+
+@pytest.mark.parametrize('given', ['', '/elsewhere'])
+def test_users_own_setting_of_jax_stays(home, given):
+  jax.config.update('jax_compilation_cache_dir', given)
+  startup.use_compilation_cache('auto')
+  assert jax.config.jax_compilation_cache_dir == given
+  assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0
+  assert not list(home.iterdir())
+
+
+def test_users_own_least_seconds_stay(home):
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 5.0)
+  startup.use_compilation_cache('auto')
+  assert jax.config.jax_persistent_cache_min_compile_time_secs == 5.0
+
+
+def assert_no_cache(capfd, reason):
+  startup.use_compilation_cache('auto')
+  assert jax.config.jax_compilation_cache_dir is None
+  (line,) = capfd.readouterr().err.splitlines()
+  assert 'Compiled programs are not kept in' in line
+  assert reason in line
+
+
+@pytest.mark.parametrize('mode', [0o770, 0o702])
+def test_folder_that_others_can_write_to_is_refused(home, capfd, mode):
+  folder = home / '.cache' / 'flatmatch_jax'
+  folder.mkdir(parents=True)
+  folder.chmod(mode)
+  assert_no_cache(capfd, 'chmod go-w')
+
+
+def test_folder_of_another_user_is_refused(home, monkeypatch, capfd):
+  monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
+  assert_no_cache(capfd, 'another user')
+
+
+def test_run_without_a_place_for_programs_continues(home, capfd):
+  (home / '.cache').write_text('')
+  assert_no_cache(capfd, 'Not a directory')
+
+
+def test_programs_used_least_recently_are_deleted(tmp_path):
+  for age, name in enumerate(('new-cache', 'old-cache', 'older-cache', 'note')):
+    (tmp_path / name).write_bytes(bytes(10))
+    os.utime(tmp_path / name, (1000 - age, 1000 - age))
+  startup._trim(tmp_path, most_bytes=25)
+  left = {path.name for path in tmp_path.iterdir()}
+  assert left == {'new-cache', 'old-cache', 'note'}
+
+
 def test_log_tells_where_the_start_went(tmp_path_factory):
   from runs import finished_run
 

@@ -1,5 +1,6 @@
 """Numbers that go wrong: steps are skipped, counted, and end a run in time."""
 
+import json
 import math
 
 from conftest import Setup
@@ -10,6 +11,7 @@ import pytest
 
 from configs import digits
 from flatmatch_jax import methods, perturb, train, train_step, watch
+from flatmatch_jax.data import splits
 from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
@@ -111,8 +113,15 @@ def step_metrics(in_a_row, **values):
   return fine | values | {'skipped_in_a_row': in_a_row}
 
 
+def make(method='freematch', steps=400, shares=(0.1,) * 10, state=None, **args):
+  config = digits.get_config(f'method={method}')
+  config.steps, config.max_skipped = steps, 3
+  config.method_args.update(args)
+  return watch.Watch(config, np.array(shares), state=state)
+
+
 def test_too_many_in_a_row_name_step_metric_and_checkpoint():
-  watcher = watch.Watch(steps=100, max_skipped=3)
+  watcher = make()
   watcher.step(10, step_metrics(3, gradient_norm=math.nan), lambda: 7)
   with pytest.raises(UserError) as error:
     watcher.step(11, step_metrics(4, gradient_norm=math.inf), lambda: 7)
@@ -129,40 +138,213 @@ def test_too_many_in_a_row_name_step_metric_and_checkpoint():
     watcher.step(11, step_metrics(4), lambda: None)
 
 
-def rows(watcher, start, stop, used, largest):
-  for step in range(start, stop, 10):
-    row = {'used_fraction': used, 'largest_class': largest}
-    watcher.row(step, row | {'skipped_steps': 0})
+def test_skipped_steps_are_warned_of(capfd):
+  watcher = make()
+  watcher.row(50, {'skipped_steps': 0})
+  watcher.row(100, {'skipped_steps': 2})
+  assert '2 of 100 steps were skipped' in capfd.readouterr().err
+
+
+# A sound step of FreeMatch on ten classes.
+HEALTHY = {
+  'labeled_loss': 0.5,
+  'unlabeled_loss': 0.8,
+  'largest_class': 0.14,
+  'used_fraction': 0.9,
+}
+
+
+def feed(watcher, start, stop, **values):
+  """Steps from `start` to `stop`; values may be functions of the step."""
+  for step in range(start, stop + 1):
+    metrics = HEALTHY | {
+      k: v(step) if callable(v) else v for k, v in values.items()
+    }
+    watcher.step(step, step_metrics(0, **metrics), lambda: None)
+
+
+# What a run shows from step 81 on, and the words of its warning.
+BAD = {
+  'one class': ({'largest_class': 0.9}, '90% of the pseudo-labels are of one'),
+  'labeled loss worse than guesses': (
+    {'labeled_loss': 3.5},
+    'labeled_loss is 3.5, above the 2.3 of random guesses',
+  ),
+  'labeled loss that rises': ({'labeled_loss': 2.4}, 'lowest so far: 0.5'),
+  'unlabeled loss that rises': (
+    {'unlabeled_loss': 2.5},
+    'unlabeled_loss is 2.5, above the 2.3',
+  ),
+  'loss at the perturbed point': ({'worst_loss': 4.0}, 'worst_loss is 4,'),
+  'negative loss': (
+    {'unlabeled_loss': -0.9},
+    'unlabeled_loss is -0.9, which the fairness term reaches if most classes',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_collapse_is_warned_of_once_and_early(name, capfd):
+  values, words = BAD[name]
+  watcher = make(steps=400)
+  feed(watcher, 1, 80)
+  feed(watcher, 81, 99, **values)
+  assert capfd.readouterr().err == ''
+  feed(watcher, 100, 400, **values)
+  (line,) = capfd.readouterr().err.splitlines()
+  (warning,) = watcher.warnings
+  assert warning.startswith('step 100: ')
+  for text in (
+    words,
+    warning.removeprefix('step 100: '),
+    'At step 100',
+    'lower config.learning_rate (now 0.1)',
+    'fairness_weight (now 0.05)',
+    'method_args.warmup_steps=40',
+    'more labels',
+    'method=supervised',
+  ):
+    assert text in line
 
 
 @pytest.mark.parametrize(
-  ('used', 'largest', 'words'),
-  [(0.0, 0.3, 'none was used'), (0.9, 1.0, 'all were of one class')],
+  ('name', 'value', 'steps', 'warned'),
+  [
+    ('labeled_loss', 3.5, 100, 40),
+    ('labeled_loss', 3.5, 400, 40),
+    ('largest_class', 1.0, 100, 40),
+    ('largest_class', 1.0, 400, 100),
+    ('largest_class', 1.0, 5000, 200),
+    ('largest_class', 1.0, 2**20, 20960),
+    ('unlabeled_loss', -0.9, 400, 100),
+  ],
 )
-def test_collapse_for_long_is_told_once(used, largest, words, capfd):
-  watcher = watch.Watch(steps=2000, max_skipped=0)
-  rows(watcher, 10, 100, used, largest)
-  rows(watcher, 100, 110, 0.5, 0.3)  # It recovers once.
-  rows(watcher, 110, 210, used, largest)
+def test_collapse_from_the_start_is_seen_early(name, value, steps, warned):
+  watcher = make(steps=steps)
+  feed(watcher, 1, warned - 1, **{name: value})
+  assert watcher.warnings == []
+  feed(watcher, warned, warned, **{name: value})
+  assert len(watcher.warnings) == 1
+
+
+def draw(size, shares):
+  """The largest class of batches drawn from `shares`, by step."""
+  rng = np.random.default_rng(0)
+  return lambda _: rng.multinomial(size, shares).max() / size
+
+
+LONG_TAIL = 100 ** -np.linspace(0, 1, 10)
+LONG_TAIL /= LONG_TAIL.sum()
+GOOD = {
+  'healthy': ({}, {}),
+  'one class at first': ({}, {'largest_class': lambda step: step < 82}),
+  'long tail': (
+    {'shares': LONG_TAIL},
+    {'largest_class': draw(64, LONG_TAIL)},
+  ),
+  'two classes, eight images': (
+    {'shares': (0.5, 0.5)},
+    {'largest_class': draw(8, (0.5, 0.5)), 'unlabeled_loss': 0.4},
+  ),
+  'two classes, unbalanced': (
+    {'shares': (0.95, 0.05)},
+    {'largest_class': draw(8, (0.95, 0.05)), 'unlabeled_loss': 0.4},
+  ),
+  'pool less balanced than its labels': ({}, {'largest_class': 0.8}),
+  'threshold that is passed later': (
+    {'method': 'fixmatch'},
+    {'used_fraction': lambda step: step > 110},
+  ),
+  'no pseudo-labels yet': (
+    {'warmup_steps': 200},
+    {'used_fraction': lambda step: step > 200, 'unlabeled_loss': 0.0},
+  ),
+  'loss that rises as more are used': (
+    {},
+    {'unlabeled_loss': lambda step: min(step / 200, 2.0)},
+  ),
+  'fairness of a trained network': ({}, {'unlabeled_loss': -0.12}),
+  'heavy fairness': ({'fairness_weight': 5.0}, {'unlabeled_loss': -11.5}),
+  'no fairness': ({'fairness_weight': 0.0}, {'unlabeled_loss': -1e-6}),
+  'more classes than images': (
+    {'shares': np.full(1000, 1e-3)},
+    {'unlabeled_loss': -1.25},
+  ),
+  'heavy weight': ({'weight': 10.0}, {'unlabeled_loss': 12.0}),
+  'labeled loss near chance': ({}, {'labeled_loss': 2.35}),
+}
+
+
+@pytest.mark.parametrize('name', GOOD)
+def test_healthy_runs_are_left_alone(name, capfd):
+  settings, values = GOOD[name]
+  feed(make(**settings), 1, 400, **values)
   assert capfd.readouterr().err == ''
-  rows(watcher, 210, 2000, used, largest)
-  told = capfd.readouterr().err
-  assert told.count('collapsed') == 1
-  assert f'from step 110 to 210 {words}' in told
 
 
-def test_collapse_of_a_short_part_of_a_long_run_is_not_told(capfd):
-  watcher = watch.Watch(steps=100_000, max_skipped=0)
-  rows(watcher, 10, 4000, 0.0, 0.3)
+def test_unused_pseudo_labels_are_warned_of(capfd):
+  feed(make('fixmatch'), 1, 400, used_fraction=0.0)
+  (line,) = capfd.readouterr().err.splitlines()
+  assert 'At step 120 no pseudo-label was used for 100 steps' in line
+  assert 'a lower threshold' in line
+  assert 'warmup_steps' not in line
+
+
+def test_only_losses_of_known_scale_are_judged():
+  """Those of other methods are squares with large weights."""
+  watcher = make('mixmatch')
+  for step in range(1, 401):
+    watcher.step(step, step_metrics(0, unlabeled_loss=1e4), lambda: None)
+  assert watcher.warnings == []
+
+
+def test_steps_that_are_not_finite_do_not_hide_the_others():
+  watcher = make()
+  feed(watcher, 1, 40, labeled_loss=lambda s: 4.0 if s % 3 else math.nan)
+  assert 'labeled_loss is 4,' in watcher.warnings[0]
+
+
+def test_warnings_survive_a_new_start(capfd):
+  first = make()
+  feed(first, 1, 110, largest_class=1.0)
+  second = make(state=json.loads(json.dumps(first.state())))
+  assert second.warnings == first.warnings != []
+  capfd.readouterr()
+  feed(second, 111, 120, largest_class=1.0)
   assert capfd.readouterr().err == ''
+  feed(second, 121, 140, labeled_loss=4.0)
+  assert '(lowest so far: 0.5)' in second.warnings[1]
 
 
-def test_methods_without_pseudo_labels_are_left_alone(capfd):
-  watcher = watch.Watch(steps=100, max_skipped=0)
-  for step in range(100):
-    watcher.row(step, {'skipped_steps': 0})
-  watcher.row(100, {'skipped_steps': 2})
-  assert '2 of 100 steps were skipped' in capfd.readouterr().err
+def test_learning_rate_may_climb_first():
+  watcher = make()
+  watcher._config.warmup_steps = 100
+  feed(watcher, 1, 100, largest_class=1.0)
+  assert watcher.warnings == []
+  feed(watcher, 101, 120, largest_class=1.0)
+  assert len(watcher.warnings) == 1
+
+
+def test_loss_is_compared_with_its_lowest_block():
+  watcher = make()
+  feed(watcher, 1, 60, labeled_loss=lambda s: (0.5, 1.5, 2.4)[(s - 1) // 20])
+  assert '2.4, above the 2.3' in watcher.warnings[0]
+
+
+def test_state_of_a_checkpoint_does_not_change():
+  watcher = make()
+  saved = watcher.state()
+  feed(watcher, 1, 60, largest_class=1.0)
+  assert saved['looks'] == 0
+  assert saved['warnings'] == {}
+
+
+def test_shares_are_of_labels_and_of_known_truth():
+  labels = np.array([0, 1, 0, 1, 1, 1, -1, -1])
+  split = splits.Split(np.arange(4), np.arange(2, 8), np.arange(0))
+  np.testing.assert_allclose(watch.class_shares(labels, split, 2), [0.25, 0.75])
+  unknown = split._replace(unlabeled=np.array([6, 7]))
+  np.testing.assert_allclose(watch.class_shares(labels, unknown, 2), [0.5, 0.5])
 
 
 def test_diverging_run_stops_with_its_checkpoint(tmp_path, capfd):
