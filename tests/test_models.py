@@ -110,9 +110,11 @@ def test_unknown_model_lists_what_is_known(name):
     models.create(name, 10)
 
 
-def test_network_equals_its_definition_written_out():
-  """One block a stage, with numpy's patience and lax's convolution."""
-  model = models.create('wrn_10_1', 3)
+@pytest.mark.parametrize('depth', [10, 16])
+@pytest.mark.parametrize('width', [1, 2, 8])
+def test_network_equals_its_definition_written_out(width, depth):
+  """TorchSSL's WideResNet, block by block, with lax's convolution."""
+  model = models.create(f'wrn_{depth}_{width}', 3)
   variables, x = example(model)
   params, stats = variables['params'], variables['batch_stats']
 
@@ -131,18 +133,37 @@ def test_network_equals_its_definition_written_out():
     y = (x - s['mean']) / jnp.sqrt(s['var'] + 1e-3) * p['scale'] + p['bias']
     return jnp.where(y > 0, y, 0.1 * y)
 
-  y = conv(x, params['stem'])
-  for stage, stride in ((1, 1), (2, 2), (3, 2)):
-    p, s = params[f'stage{stage}_block1'], stats[f'stage{stage}_block1']
-    if stage == 1:  # Elsewhere the first norm is dead, as in the port.
-      y = norm_act(y, p['norm1'], s['norm1'])
-    h = conv(y, p['conv1'], stride)
-    h = conv(norm_act(h, p['norm2'], s['norm2']), p['conv2'])
-    y = h + (conv(y, p['shortcut'], stride) if 'shortcut' in p else y)
-  y = norm_act(y, params['norm'], stats['norm']).mean((1, 2))
-  logits = y @ params['classifier']['kernel'] + params['classifier']['bias']
+  def block(x, p, s, stride, activate_before_residual):
+    equal_in_out = 'shortcut' not in p
+    if not equal_in_out and activate_before_residual:
+      x = norm_act(x, p['norm1'], s['norm1'])
+    else:
+      out = norm_act(x, p['norm1'], s['norm1'])
+    out = conv(out if equal_in_out else x, p['conv1'], stride)
+    out = conv(norm_act(out, p['norm2'], s['norm2']), p['conv2'])
+    return (x if equal_in_out else conv(x, p['shortcut'], stride)) + out
+
+  @jax.jit
+  def definition(x):
+    y = conv(x, params['stem'])
+    for stage, stride in ((1, 1), (2, 2), (3, 2)):
+      for number in range(1, (depth - 4) // 6 + 1):
+        name = f'stage{stage}_block{number}'
+        y = block(
+          y,
+          params[name],
+          stats[name],
+          stride if number == 1 else 1,
+          activate_before_residual=stage == number == 1,
+        )
+    y = norm_act(y, params['norm'], stats['norm']).mean((1, 2))
+    return y @ params['classifier']['kernel'] + params['classifier']['bias']
+
+  assert ('shortcut' in params['stage1_block1']) == (width > 1)
+  logits = definition(x)
   got = jax.jit(lambda v: model.apply(v, x, train=False))(variables)
-  np.testing.assert_allclose(got.logits, logits, rtol=1e-4, atol=1e-5)
+  scale = np.abs(logits).max()
+  np.testing.assert_allclose(got.logits, logits, rtol=1e-4, atol=1e-5 * scale)
 
 
 def test_training_moves_running_statistics_by_the_momentum():

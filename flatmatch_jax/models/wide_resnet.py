@@ -42,7 +42,7 @@ class Block(nn.Module):
 
   features: int
   stride: int
-  first: bool  # The first block of the network activates the shortcut too.
+  first: bool  # The network's first block activates a shortcut that widens.
   norm: Any
   dtype: Any
 
@@ -51,10 +51,10 @@ class Block(nn.Module):
     same = x.shape[-1] == self.features
     conv = functools.partial(_conv, dtype=self.dtype)
     norm = self.norm(name='norm1')
-    if self.first:
-      x = y = _activation(norm(x))
-    elif same:
+    if same:
       y = _activation(norm(x))
+    elif self.first:
+      x = y = _activation(norm(x))
     else:
       # The port hands the raw input to both paths where the width changes;
       # its first norm is dead weight, kept so that parameters correspond.
