@@ -29,14 +29,14 @@ _VITS: dict[str, dict[str, Any]] = {
 def create(
   name: str,
   num_classes: int,
-  bn_momentum: float = 0.999,
   heads=(),
   dtype: str = 'float32',
   remat: bool = False,
 ):
   """The network called `name`; raises UserError if there is none.
 
-  A ViT has no BatchNorm and takes no notice of `bn_momentum`.
+  In training its BatchNorm layers return the batch's own statistics, which the
+  train step averages. A ViT has none.
   """
   if dtype not in _DTYPES:
     raise UserError(f'Unknown dtype {dtype!r}. Known: {", ".join(_DTYPES)}.')
@@ -46,7 +46,7 @@ def create(
     'remat': remat,
   }
   if name == 'resnet_50':
-    return ResNet(num_classes, bn_momentum=bn_momentum, **common)
+    return ResNet(num_classes, **common)
   if match := re.fullmatch(r'vit_(tiny|small|base)_([1-9][0-9]{0,3})', name):
     size, patch = match.groups()
     return VisionTransformer(
@@ -66,7 +66,6 @@ def create(
         blocks=blocks,
         width=width,
         strides=strides,
-        bn_momentum=bn_momentum,
         **common,
       )
   raise UserError(f'There is no model {name!r}. Known: {_KNOWN}.')
