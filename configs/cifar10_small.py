@@ -4,10 +4,20 @@
   python main.py --config configs/cifar10_small.py:method=fixmatch,labels=1000
 
 A network and a schedule that two cores finish in minutes; not a setting to
-compare with published numbers.
+compare with published numbers. Averages forget faster than the paper's 0.999,
+because the run is five hundred times shorter.
 """
 
 from configs import cifar10, common
+
+# What the papers set for runs of a million steps.
+_SHORT = {
+  'decay': 0.99,
+  'warmup_steps': 100,
+  'interval': 50,
+  'uda_warmup_steps': 250,
+  'pretrain_steps': 500,
+}
 
 
 def get_config(arg=''):
@@ -16,6 +26,8 @@ def get_config(arg=''):
     ','.join(f'{key}={value}' for key, value in variant.items())
   )
   config.model = 'wrn_10_1'
+  config.bn_momentum = 0.99
+  config.ema_decay = 0.99
   ratio = config.unlabeled_batch_size // config.batch_size
   config.batch_size = 16
   config.unlabeled_batch_size = 16 * min(ratio, 4)
@@ -23,4 +35,6 @@ def get_config(arg=''):
   config.log_every = 50
   config.probe_every = 200
   config.eval_every = config.checkpoint_every = 200
+  for args in (config.method_args, config.recipe_args):
+    common.set_known(args, **_SHORT)
   return config

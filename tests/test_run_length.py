@@ -14,6 +14,7 @@ from flatmatch_jax import (
   program,
   recipes,
   run_length,
+  sweep,
   traced,
   train,
 )
@@ -119,6 +120,14 @@ def test_copies_follow_their_own_steps():
   assert (config.ema_decay, other.ema_decay) == (0.95, 0.995)
   other = traced.changed(config, {'steps': 4000, 'ema_decay': 0.5})
   assert (config.ema_decay, other.ema_decay) == (0.95, 0.5)
+
+
+def test_members_of_a_sweep_follow_their_steps(tmp_path):
+  members = sweep.combine(
+    digits.get_config(), str(tmp_path), {'steps': ['4000', '2000']}
+  )
+  found = [member.config.method_args.decay for member in members]
+  assert found == [0.995, 0.99]
 
 
 def test_plain_numbers_are_written(tmp_path):
