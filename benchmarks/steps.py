@@ -135,7 +135,7 @@ def update(setup: Setup):
     metrics['gradient_norm'] = optax.tree.norm(total)
     clean = train_step.Pass(None, state.batch_stats, state.method, None, {})
     after = train_step._advance(
-      state, total, clean, memory, tx, config.ema_decay
+      state, total, clean, memory, tx, config.ema_decay, config.bn_momentum
     )
     after = train_step._unless_finite_keep(state, after, metrics)
     return after, (moved, metrics)

@@ -4,7 +4,7 @@ import re
 
 import ml_collections
 
-from flatmatch_jax import methods, recipes
+from flatmatch_jax import methods, recipes, run_length
 from flatmatch_jax.types import UserError, did_you_mean
 
 # These methods see as many unlabeled images as labeled ones; the others seven
@@ -55,10 +55,14 @@ def _read(key, value, default):
 def base(
   arg: str, dataset: str, paper_labels: tuple[int, ...], **defaults
 ) -> ml_collections.ConfigDict:
-  """The paper's settings for CIFAR-10; datasets change what differs."""
+  """The paper's settings for CIFAR-10; datasets change what differs.
+
+  Decays and numbers of steps are the papers' in a long run, and follow `steps`
+  in a short one until you set them: see flatmatch_jax/run_length.py.
+  """
   variant = parse(arg, **defaults)
   method, recipe = recipes.parse(variant['method'], methods.METHODS)
-  return ml_collections.ConfigDict(
+  config = ml_collections.ConfigDict(
     {
       'dataset': dataset,
       'data_dir': '',  # Empty: the usual TFDS folder.
@@ -118,6 +122,11 @@ def base(
       'compilation_cache': 'auto',
     }
   )
+  averages = {name: config[name] for name in ('ema_decay', 'bn_momentum')}
+  run_length.follow(config, config, **averages)
+  for args in (config.method_args, config.recipe_args):
+    run_length.follow(config, args, **args)
+  return config
 
 
 def set_known(args, **values) -> None:
@@ -148,6 +157,7 @@ def set_own(config, image_size: int) -> None:
   config.eval_every = config.checkpoint_every = 1024
   # The mean of ImageNet's three: for grey images as well.
   config.mean, config.std = (0.449,), (0.226,)
-  set_known(config.recipe_args, pretrain_steps=2**12)
+  if 'pretrain_steps' in config.recipe_args:
+    run_length.follow(config, config.recipe_args, pretrain_steps=2**12)
   if 'image_size' in config:  # Network and shift go with it.
     config.variant.image_size = image_size

@@ -16,6 +16,7 @@ starts from pretrained weights: give them by --config.pretrained.
 """
 
 from configs import common
+from flatmatch_jax import run_length
 
 
 def get_config(arg=''):
@@ -32,7 +33,7 @@ def get_config(arg=''):
     _set_vit(config)
   else:
     config.weight_decay = 3e-4
-    config.bn_momentum = 0.9  # Torch's 0.1.
+    run_length.follow(config, config, bn_momentum=0.9)  # Torch's 0.1.
     config.steps = 2_000_000
     _set_batch(config, 32)
   common.set_fairness(config, small=(100_000,))
@@ -43,7 +44,7 @@ def _set_vit(config):
   config.optimizer = 'adamw'
   config.learning_rate = 1e-4
   config.layer_decay = 0.65
-  config.warmup_steps = 5120
+  run_length.follow(config, config, warmup_steps=5120)
   config.weight_decay = 5e-4
   config.ema_decay = 0.0
   config.steps = 204_800

@@ -16,6 +16,7 @@ it does not give the number of steps.
 """
 
 from configs import common
+from flatmatch_jax import run_length
 
 # Our class numbers follow this order. Names are those authors', the others are
 # ImageNet's, which TFDS uses as names.
@@ -63,7 +64,7 @@ def get_config(arg=''):
   config.image_size = 224
   config.pad = 0  # Crops are made on the host.
   config.model = 'resnet_50'
-  config.bn_momentum = 0.9  # Torch's 0.1.
+  run_length.follow(config, config, bn_momentum=0.9)  # Torch's 0.1.
   config.batch_size = config.unlabeled_batch_size = 128
   config.learning_rate = 0.03
   config.weight_decay = 3e-4

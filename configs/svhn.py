@@ -7,6 +7,7 @@ Digits are flipped by default, as in the code behind the published numbers.
 """
 
 from configs import common
+from flatmatch_jax import run_length
 
 
 def get_config(arg=''):
@@ -15,7 +16,6 @@ def get_config(arg=''):
   config.std = (0.1751, 0.1771, 0.1744)
   common.set_fairness(config, small=(40, 250, 1000))
   if 'max_threshold' in config.method_args:  # FreeMatch is held tighter here.
-    config.method_args.update(
-      min_threshold=0.9, max_threshold=0.95, warmup_steps=2049
-    )
+    config.method_args.update(min_threshold=0.9, max_threshold=0.95)
+    run_length.follow(config, config.method_args, warmup_steps=2049)
   return config

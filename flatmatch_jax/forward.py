@@ -17,7 +17,7 @@ from flatmatch_jax.types import Outputs, PyTree
 
 LAYOUTS = ('joint', 'clean_strong', 'split')
 
-# (params, batch_stats, views[, rng]) -> (outputs, batch_stats)
+# (params, batch_stats, views[, rng]) -> (outputs, the batch's own statistics)
 Forward = Callable[..., tuple[Outputs, PyTree]]
 
 
@@ -37,8 +37,11 @@ def make_forward(
 ) -> Forward:
   """Returns `forward(params, batch_stats, views, rng) -> (outputs, stats)`.
 
-  The new running statistics are those of the population that holds the weak
-  unlabeled view: clean images, and many; without one, of the first.
+  `stats` are the batch's own, which the train step averages: those of the
+  population that holds the weak unlabeled view, whose images are clean and
+  many; without one, of the first. The network's BatchNorm layers need a
+  momentum of 0. Layers that training does not apply return what they were
+  given.
 
   Without `rng` the network draws nothing, such as which blocks to skip.
 

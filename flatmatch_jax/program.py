@@ -71,7 +71,6 @@ def create(
   model = models.create(
     config.model,
     info.num_classes,
-    config.bn_momentum,
     method.heads,
     config.dtype,
     config.remat,
@@ -88,6 +87,7 @@ def create(
     method,
     tx,
     ema_decay=config.ema_decay,
+    bn_momentum=config.bn_momentum,
   )
 
   def init_network(rng):

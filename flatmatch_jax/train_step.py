@@ -41,7 +41,7 @@ class Pass(NamedTuple):
   """What one pass through the network leaves behind, besides gradients."""
 
   outputs: Outputs
-  batch_stats: PyTree
+  batch_stats: PyTree  # The batch's own, not yet averaged.
   method_state: PyTree
   losses: Losses
   metrics: dict[str, jax.Array]
@@ -124,8 +124,13 @@ def make_train_step(
   recipe: Recipe = RECIPES['plain'],
   perturb: Perturbation | None = None,
   ema_decay: float = 0.999,
+  bn_momentum: float = 0.999,
 ):
-  """Returns `train_step(state, batch) -> (state, metrics)`, ready for jit."""
+  """Returns `train_step(state, batch) -> (state, metrics)`, ready for jit.
+
+  `ema_decay` is the decay of the averaged weights, and `bn_momentum` that of
+  BatchNorm's running statistics. Both start lower: see `_warm`.
+  """
   clean_row, worst_row = (
     Losses(*(a * b for a, b in zip(row, method.trains_on, strict=True)))
     for row in (recipe.clean, recipe.worst)
@@ -188,7 +193,7 @@ def make_train_step(
 
     metrics |= _describe(clean, batch)
     metrics['gradient_norm'] = optax.tree.norm(grads)
-    after = _advance(state, grads, clean, memory, tx, ema_decay)
+    after = _advance(state, grads, clean, memory, tx, ema_decay, bn_momentum)
     after = after.replace(method=method.feedback(state, after, batch, targets))
     after = _unless_finite_keep(state, after, metrics)
     return after, metrics | {
@@ -206,14 +211,16 @@ def _fixed_loss(params, forward, state, fixed):
   return cross_entropy(outputs['fixed'].logits, fixed['label'])
 
 
-def _advance(state, grads, clean: Pass, memory, tx, ema_decay):
+def _advance(state, grads, clean: Pass, memory, tx, ema_decay, bn_momentum):
   """The state after the optimizer's update."""
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   return state.replace(
     step=state.step + 1,
     params=params,
-    batch_stats=clean.batch_stats,
+    batch_stats=_running(
+      state.batch_stats, clean.batch_stats, bn_momentum, state.step
+    ),
     opt_state=opt_state,
     ema_params=optax.incremental_update(
       params, state.ema_params, 1 - _warm(ema_decay, state.step)
@@ -282,6 +289,20 @@ def make_clean_losses(forward: Forward, method: Method):
 def _warm(decay, step):
   """The decay of an average that starts from nothing to remember."""
   return jnp.minimum(decay, (1 + step) / (10 + step))
+
+
+def _running(old, new, momentum, step):
+  """Running statistics of BatchNorm, warmed up as the averaged weights are.
+
+  Once warm, they are flax's to the bit, which rounds 1 - momentum only once.
+  A layer that training does not apply has equal `old` and `new`: it stays.
+  """
+  is_warm = momentum <= (1 + step) / (10 + step)
+  keep = jnp.where(is_warm, momentum, (1 + step) / (10 + step))
+  take = jnp.where(is_warm, 1 - momentum, 9 / (10 + step))
+  return jax.tree.map(
+    lambda a, b: jnp.where(a == b, a, keep * a + take * b), old, new
+  )
 
 
 def _describe(clean: Pass, batch):

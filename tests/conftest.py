@@ -48,7 +48,7 @@ class TinyNet(nn.Module):
   def __call__(self, x, train):
     for features in (8, 16):
       x = nn.Conv(features, (3, 3), 2)(x)
-      x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+      x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x)
       x = nn.leaky_relu(x)
     x = x.mean((1, 2))
     return Prediction(
@@ -154,8 +154,8 @@ def stopped_after(monkeypatch):
 def tiny_network():
   """Every config's model is the tiny network, and TensorFlow is not loaded."""
 
-  def tiny(name, num_classes, bn_momentum=0.9, heads=(), dtype='', remat=False):
-    del name, bn_momentum, dtype, remat
+  def tiny(name, num_classes, heads=(), dtype='', remat=False):
+    del name, dtype, remat
     return TinyNet(num_classes, heads)
 
   with pytest.MonkeyPatch.context() as patch:

@@ -64,7 +64,7 @@ class Net(nn.Module):
   @nn.compact
   def __call__(self, x, train):
     x = nn.Conv(8, (3, 3), 2)(x)
-    x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+    x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x)
     x = nn.leaky_relu(x).mean((1, 2))
     heads = {name: nn.Dense(size, name=name)(x) for name, size in self.heads}
     return Prediction(nn.Dense(NUM_CLASSES)(x), x, heads)

@@ -53,7 +53,7 @@ def abstract_data():
 
 @pytest.mark.parametrize('views', pairs())
 def test_steps_lower_for_tpu_and_cuda(views, monkeypatch):
-  create = lambda name, classes, momentum, heads, *rest: TinyNet(classes, heads)
+  create = lambda name, classes, heads, *rest: TinyNet(classes, heads)
   monkeypatch.setattr(models, 'create', create)
   count, shape = SIZE
   chosen = [configure(*pair) for pair in pairs()[views]]

@@ -361,6 +361,7 @@ def test_reliability_gives_the_calibration_error():
   [
     ('digits', 'method=flatmatch_e,labels=100,seed=3', ['steps=7', 'pad=1']),
     ('digits', 'method=fixmatch+flatmatch_fix', ['method_args.threshold=0.5']),
+    ('digits', 'method=dash', ['steps=4000', 'ema_decay=0.9']),
     ('cifar10', 'method=freematch,labels=250,split_seed=2', ['mean=(0.5,)']),
     ('cifar100', 'method=supervised,labels=all', ['data_dir=/my data/$x']),
     ('folder', 'image_size=96,method=dash', []),

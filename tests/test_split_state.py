@@ -24,9 +24,9 @@ def vit(heads=(), num_classes=NUM_CLASSES):
   )
 
 
-def create(name, num_classes, bn_momentum=0.9, heads=(), *_, **__):
+def create(name, num_classes, heads=(), *_, **__):
   """A network for runs by `models.create`."""
-  del name, bn_momentum
+  del name
   return vit(heads, num_classes)
 
 

@@ -80,7 +80,7 @@ def test_data_stays_abstract_and_has_its_true_size():
 def test_the_step_is_lowered_for_the_devices_of_a_mesh(
   config, fsdp, monkeypatch
 ):
-  create = lambda name, classes, momentum, heads, *rest: TinyNet(classes, heads)
+  create = lambda name, classes, heads, *rest: TinyNet(classes, heads)
   monkeypatch.setattr(models, 'create', create)
   config = config.get_config('method=flatmatch_e')
   monkeypatch.setattr(sharding, '_LARGE', 256)

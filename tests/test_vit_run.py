@@ -14,9 +14,9 @@ from flatmatch_jax.types import DatasetInfo
 from flatmatch_jax.workdir import Workdir
 
 
-def tiny(name, num_classes, bn_momentum=0.9, heads=(), dtype='', remat=False):
+def tiny(name, num_classes, heads=(), dtype='', remat=False):
   """Instead of the networks by name, the smallest of which has 12 blocks."""
-  del name, bn_momentum
+  del name
   return vit.VisionTransformer(
     num_classes,
     patch=4,

@@ -23,7 +23,7 @@ from flatmatch_jax import distributed, logging, models
 def create(name, num_classes, *args, **kwargs):
   """For `models.create`: what the config checks and the program ask for."""
   del name
-  heads = kwargs.get('heads', args[1] if len(args) > 1 else ())
+  heads = kwargs.get('heads', args[0] if args else ())
   return conftest.TinyNet(num_classes, heads)
 
 

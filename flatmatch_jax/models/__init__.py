@@ -33,14 +33,14 @@ _VITS: dict[str, dict[str, Any]] = {
 def create(
   name: str,
   num_classes: int,
-  bn_momentum: float = 0.999,
   heads=(),
   dtype: str = 'float32',
   remat: bool = False,
 ):
   """The network called `name`; raises UserError if there is none.
 
-  A ViT has no BatchNorm and takes no notice of `bn_momentum`.
+  In training its BatchNorm layers return the batch's own statistics, which the
+  train step averages. A ViT has none.
   """
   if dtype not in _DTYPES:
     raise UserError(f'Unknown dtype {dtype!r}. Known: {", ".join(_DTYPES)}.')
@@ -50,13 +50,11 @@ def create(
     'remat': remat,
   }
   if name == 'resnet_50':
-    return ResNet(num_classes, bn_momentum=bn_momentum, **common)
+    return ResNet(num_classes, **common)
   if re.fullmatch(r'fast(_[1-9][0-9]{0,3}){1,6}', name):
     widths = tuple(map(int, name.split('_')[1:]))
     if max(widths) <= _MAX_CHANNELS:
-      return FastNet(
-        num_classes, widths=widths, bn_momentum=bn_momentum, **common
-      )
+      return FastNet(num_classes, widths=widths, **common)
   if match := re.fullmatch(r'vit_(tiny|small|base)_([1-9][0-9]{0,3})', name):
     size, patch = match.groups()
     return VisionTransformer(
@@ -76,7 +74,6 @@ def create(
         blocks=blocks,
         width=width,
         strides=strides,
-        bn_momentum=bn_momentum,
         **common,
       )
   raise UserError(f'There is no model {name!r}. Known: {_KNOWN}.')

@@ -64,7 +64,6 @@ class FastNet(nn.Module):
 
   Attributes:
     widths: channels of each stage.
-    bn_momentum: decay of the running statistics.
     heads: extra linear heads as (name, size).
     dtype: of convolutions and activations; parameters, statistics, pooling and
       heads stay float32.
@@ -73,7 +72,6 @@ class FastNet(nn.Module):
 
   num_classes: int
   widths: tuple[int, ...] = (32, 64, 128)
-  bn_momentum: float = 0.999
   heads: tuple[tuple[str, int], ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
@@ -83,7 +81,7 @@ class FastNet(nn.Module):
     norm = functools.partial(
       nn.BatchNorm,
       use_running_average=not train,
-      momentum=self.bn_momentum,
+      momentum=0.0,  # The batch's own statistics: the train step averages.
       epsilon=1e-5,
       dtype=self.dtype,  # Of its output: it computes in float32.
     )

@@ -60,7 +60,6 @@ class ResNet(nn.Module):
   Attributes:
     blocks: number of blocks of each stage; the default is ResNet-50.
     width: channels after the stem, doubled from stage to stage.
-    bn_momentum: decay of the running statistics.
     heads: extra linear heads as (name, size).
     dtype: of convolutions and activations; parameters, statistics, pooling and
       heads stay float32.
@@ -70,7 +69,6 @@ class ResNet(nn.Module):
   num_classes: int
   blocks: tuple[int, ...] = (3, 4, 6, 3)
   width: int = 64
-  bn_momentum: float = 0.9
   heads: tuple[tuple[str, int], ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
@@ -80,7 +78,7 @@ class ResNet(nn.Module):
     norm = functools.partial(
       nn.BatchNorm,
       use_running_average=not train,
-      momentum=self.bn_momentum,
+      momentum=0.0,  # The batch's own statistics: the train step averages.
       epsilon=1e-5,
       dtype=self.dtype,  # Of its output: it computes in float32.
     )

@@ -42,7 +42,7 @@ class Block(nn.Module):
 
   features: int
   stride: int
-  first: bool  # The first block of the network activates the shortcut too.
+  first: bool  # The network's first block activates a shortcut that widens.
   norm: Any
   dtype: Any
 
@@ -51,10 +51,10 @@ class Block(nn.Module):
     same = x.shape[-1] == self.features
     conv = functools.partial(_conv, dtype=self.dtype)
     norm = self.norm(name='norm1')
-    if self.first:
-      x = y = _activation(norm(x))
-    elif same:
+    if same:
       y = _activation(norm(x))
+    elif self.first:
+      x = y = _activation(norm(x))
     else:
       # The port hands the raw input to both paths where the width changes;
       # its first norm is dead weight, kept so that parameters correspond.
@@ -76,7 +76,6 @@ class WideResNet(nn.Module):
     blocks: number of blocks in each stage.
     width: factor on the stages' 16, 32, 64, … channels.
     strides: of each stage; (1, 2, 2) for the usual three.
-    bn_momentum: decay of the running statistics.
     heads: extra linear heads as (name, size).
     dtype: of convolutions and activations; parameters, statistics, pooling and
       heads stay float32.
@@ -87,7 +86,6 @@ class WideResNet(nn.Module):
   blocks: int = 4
   width: int = 2
   strides: tuple[int, ...] = (1, 2, 2)
-  bn_momentum: float = 0.999
   heads: tuple[tuple[str, int], ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
@@ -97,7 +95,7 @@ class WideResNet(nn.Module):
     norm = functools.partial(
       nn.BatchNorm,
       use_running_average=not train,
-      momentum=self.bn_momentum,
+      momentum=0.0,  # The batch's own statistics: the train step averages.
       epsilon=1e-3,
       dtype=self.dtype,  # Of its output: it computes in float32.
     )

@@ -21,7 +21,10 @@ def command(config: dict, workdir: str) -> str:
     chosen['name'] = config['tfds_name']
   argument = ','.join(f'{key}={value}' for key, value in chosen.items())
   file = f'{config["dataset"]}.py'
-  usual = flatten(as_dict(experiments.load_config(file, argument)))
+  loaded = experiments.load_config(file, argument)
+  usual = flatten(as_dict(loaded))
+  loaded.steps = config['steps']  # Decays and the like follow it.
+  usual = flatten(as_dict(loaded)) | {'steps': usual['steps']}
   here = flatten(config)
   if unknown := here.keys() - usual.keys():
     raise UserError(
