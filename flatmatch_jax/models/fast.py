@@ -11,17 +11,35 @@ import math
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.types import Prediction
 
 _FIRST_SIDE = 16  # Pixels a side of the first stage, within a factor of √2.
+_PART = 32
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_in', 'normal')
 
 
 def halvings(side: int) -> int:
   """How often the stem halves images whose shorter side has `side` pixels."""
   return max(0, round(math.log2(side / _FIRST_SIDE)))
+
+
+def conv_in_parts(images, kernel, *args, **kwargs):
+  """`lax.conv_general_dilated`; on a CPU of `_PART` images at a time.
+
+  There the gradient of a kernel over 64 images of 16×16 takes twice as long as
+  over 16, four times: they no longer fit into a core's cache.
+  """
+  conv = lambda x: jax.lax.conv_general_dilated(x, kernel, *args, **kwargs)
+  number, rest = divmod(len(images), _PART)
+  if jax.default_backend() != 'cpu' or number < 2 or rest:
+    return conv(images)
+  # Every part takes rows from everywhere: they stay on their devices.
+  rows = images.reshape(_PART, number, *images.shape[1:])
+  parts = [conv(rows[:, i]) for i in range(number)]
+  return jnp.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
 def max_pool(x):
@@ -54,6 +72,7 @@ class Layer(nn.Module):
       use_bias=False,
       kernel_init=_kernel_init,
       dtype=self.dtype,
+      conv_general_dilated=conv_in_parts,
       name='conv',
     )(x)
     return nn.leaky_relu(self.norm(name='norm')(x), negative_slope=0.1)
