@@ -18,6 +18,42 @@ _SHOWN = 6  # Of the runs that are missing.
 MARKS = '<!-- tables -->', '<!-- end -->'
 
 
+def summarize(folder: pathlib.Path, groups, done) -> list[dict]:
+  """A row for every variant of the protocol with finished runs."""
+  rows = []
+  for (labels, variant), seeds in groups.items():
+    lines = {
+      seed: [
+        json.loads(x) for x in _path(folder, name).read_text().splitlines()
+      ]
+      for seed, name in seeds.items()
+      if name in done
+    }
+    errors = [content[-1]['error'] for content in lines.values()]
+    if not errors:
+      continue
+    rows.append(
+      {
+        'protocol': 'cifar10_fast',
+        'method': variant,
+        'labels': labels,
+        'seeds': sorted(lines),
+        'error_mean': round(statistics.mean(errors), 2),
+        'error_std': round(statistics.stdev(errors), 2)
+        if len(errors) > 1
+        else None,
+        'core_hours': round(
+          sum(content[0]['core_hours'] for content in lines.values()), 2
+        ),
+      }
+    )
+  return rows
+
+
+def _path(folder: pathlib.Path, name: str) -> pathlib.Path:
+  return folder / f'{name}.jsonl'
+
+
 def read(folder: pathlib.Path) -> dict[str, list[dict]]:
   """The evaluations of every recorded run, by its name."""
   runs = {}
@@ -39,9 +75,7 @@ def group(names: list[str]) -> dict[tuple[int, str], dict[int, str]]:
 
 
 def _words(part: str) -> str:
-  part = re.sub(r'^rho', 'ρ = ', part)
-  part = re.sub(r'^fairness_weight', 'fairness weight ', part)
-  return re.sub(r'steps$', ' steps', part)
+  return re.sub(r'^rho', 'ρ = ', part)
 
 
 def numbers(rows: list[dict]) -> tuple[float, float, float]:
@@ -69,7 +103,7 @@ def difference(values: list[float]) -> str:
 def pooled(runs, groups) -> str:
   """FlatMatch minus FreeMatch, first averaged over numbers of labels.
 
-  A seed's 250 labeled images are among its 1,000: pairs of it are no two draws.
+  Both numbers of labels of a seed share images: they are not two draws.
   """
   paired: dict[int, list[float]] = {}
   for (labels, variant), seeds in groups.items():
@@ -141,6 +175,9 @@ def write(
     text += f' The next are {", ".join(missing[:_SHOWN])}.'
   if others := sorted(set(found) - set(names)):
     text += f' Not of the protocol, and not shown: {", ".join(others)}.'
+  with files.replacing(records / 'summary.json', 'w') as file:
+    json.dump(summarize(records, groups, set(done)), file, indent=1)
+    file.write('\n')
   pages.put_between(docs / 'results.md', MARKS, '\n\n'.join([*tables, text]))
   for labels in amount:
     by_variant = {

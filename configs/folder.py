@@ -14,7 +14,7 @@ from configs import common
 
 def get_config(arg=''):
   config = common.base(
-    arg, 'folder', paper_labels=(), labels='all', image_size=32
+    arg, 'folder', paper_labels=(), labels='all', image_size=32, fast='auto'
   )
   common.set_own(config, config.image_size)
   # ImageNet's: photos of any kind.

@@ -12,6 +12,6 @@ from configs import common
 
 
 def get_config(arg=''):
-  config = common.base(arg, 'npz', paper_labels=(), labels='all')
+  config = common.base(arg, 'npz', paper_labels=(), labels='all', fast='auto')
   common.set_own(config, image_size=32)
   return config

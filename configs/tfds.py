@@ -11,7 +11,9 @@ from configs import common
 
 
 def get_config(arg=''):
-  config = common.base(arg, 'tfds', paper_labels=(), name='', image_size=32)
+  config = common.base(
+    arg, 'tfds', paper_labels=(), name='', image_size=32, fast='auto'
+  )
   common.set_own(config, config.image_size)
   config.tfds_name = config.name
   del config.name

@@ -1,6 +1,7 @@
 """Before the first step: cores, compiled programs, and where seconds go."""
 
 import contextlib
+import glob
 import os
 import time
 
@@ -10,6 +11,13 @@ from jax.experimental.compilation_cache import compilation_cache
 from flatmatch_jax import logging
 from flatmatch_jax.types import UserError
 
+# Device files of NVIDIA, of TPUs, and of AMD.
+_ACCELERATORS = (
+  '/dev/nvidia[0-9]*',
+  '/dev/accel*',
+  '/dev/vfio/[0-9]*',
+  '/dev/kfd',
+)
 _MOST = 64  # As in rules.py.
 _BY_ITSELF = 8  # Each has a copy of the state.
 # Of jaxlib, whose XLA knows the option below; others refuse what they do not.
@@ -62,6 +70,17 @@ def _cores():
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def has_accelerator() -> bool:
+  """Whether this machine shows a GPU or TPU, without starting JAX.
+
+  Once JAX has started, the number of its CPU devices cannot be changed.
+  """
+  platforms = os.environ.get('JAX_PLATFORMS', '')
+  if platforms:
+    return platforms.split(',')[0] != 'cpu'
+  return any(glob.glob(pattern) for pattern in _ACCELERATORS)
 
 
 class Phases:

@@ -34,7 +34,7 @@ sys.exit(128 + request.signal)
 STUDY = f"""
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # As on a terminal.
-from benchmarks import cifar10_small as study
+from benchmarks import cifar10_fast as study
 command = [sys.executable, '-c', {RUN!r}]
 study.Cell.command = lambda self, runs, data_dir: command
 study.run_all([study.Cell('flatmatch', 250, 0)], pathlib.Path(), '', 1, 60)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 from scipy import stats
 
-from benchmarks import cifar10_small as study
+from benchmarks import cifar10_fast as study
 from benchmarks import study_report
-from configs import cifar10_small as small_config
+from configs import cifar10_fast
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir, as_dict
 
@@ -34,38 +34,35 @@ def test_study_pairs_seeds_of_equal_splits(tmp_path):
   ending = f'| -2.50 ({low:+.2f} to {high:+.2f}) against freematch |'
   assert flat.endswith(ending)
   # A seed is one sample; a run without its partner is none.
-  record('freematch-1000-0', 90.0, 40.0)
-  record('flatmatch-1000-0', 90.0, 36.0)
-  record('flatmatch-1000-1', 90.0, 10.0)
+  record('freematch-4000-0', 90.0, 40.0)
+  record('flatmatch-4000-0', 90.0, 36.0)
+  record('flatmatch-4000-1', 90.0, 10.0)
   text = study_report.pooled(study_report.read(tmp_path), groups)
   low, high = stats.t.interval(0.95, 1, -2.75, 0.75)  # Of -3.5 and -2.
   assert text.endswith(f': -2.75 ({low:+.2f} to {high:+.2f}). ')
 
 
-def test_study_pairs_layouts_with_their_own_method(tmp_path):
-  for name, error in (
-    ('freematch-250-0', 60.0),
-    ('flatmatch-250-0', 50.0),
-    ('flatmatch-250-0-joint', 47.0),
-    ('flatmatch-250-0-rho0.2', 51.0),
-  ):
+def test_study_pairs_other_settings_with_their_own_method(tmp_path):
+  names = ['freematch-250-0', 'flatmatch-250-0', 'flatmatch-250-0-rho0.5']
+  for name, error in zip(names, (60.0, 50.0, 51.0), strict=True):
     row = {'step': 1, 'error': error}
     (tmp_path / f'{name}.jsonl').write_text(json.dumps(row))
-  groups = study_report.group([cell.name for cell in study.cells()])
+  groups = study_report.group(names)
   text = study_report.table(study_report.read(tmp_path), groups, 250)
   ends = [line.split('|')[-2].strip() for line in text.splitlines()[2:]]
-  assert ends[1] == '-10.00 against freematch'
-  assert ends[2:] == ['-3.00 against flatmatch', '+1.00 against flatmatch']
+  assert ends[1:] == ['-10.00 against freematch', '+1.00 against flatmatch']
+  assert '| flatmatch, ρ = 0.5 |' in text
 
 
 def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
   (tmp_path / 'images').mkdir()
   marks = '<!-- tables -->\nold\n<!-- end -->'
   (tmp_path / 'results.md').write_text(f'before\n{marks}\nafter\n')
-  record = tmp_path / 'records' / 'freematch-250-0.jsonl'
-  record.parent.mkdir()
-  record.write_text(json.dumps({'step': 1, 'error': 60.0}))
   names = [cell.name for cell in study.cells()]
+  record = tmp_path / 'records' / f'{names[0]}.jsonl'
+  record.parent.mkdir()
+  lines = {'core_hours': 0.25}, {'step': 1, 'error': 60.0}
+  record.write_text('\n'.join(map(json.dumps, lines)))
   half = record.parent / f'{names[1]}.jsonl'
   half.write_text('{"step": 1, "error": 50.0}\n{"ste')
   (record.parent / 'other-250-0.jsonl').write_text(record.read_text())
@@ -73,7 +70,17 @@ def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
   text = (tmp_path / 'results.md').read_text()
   assert text.startswith('before\n')
   assert text.endswith('\nafter\n')
-  assert '| freematch | 0 | 60.00 |' in text
+  assert f'| {study.cells()[0].method} | 0 | 60.00 |' in text
+  (row,) = json.loads((record.parent / 'summary.json').read_text())
+  assert row == {
+    'protocol': 'cifar10_fast',
+    'method': study.cells()[0].method,
+    'labels': 250,
+    'seeds': [0],
+    'error_mean': 60.0,
+    'error_std': None,
+    'core_hours': 0.25,
+  }
   assert 'old' not in text
   assert (
     f'1 of the {len(names)} runs are done. The next are {names[1]},' in text
@@ -104,16 +111,17 @@ def test_study_keeps_evaluations_and_means_between_them():
 
 def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(study, 'RECORDS', tmp_path)
-  cell = study.Cell('flatmatch', 250, 1, 'joint', 704)
+  cell = study.Cell('flatmatch', 250, 1, (study.RHO, 0.5))
   assert not study.is_recorded(cell)
-  config = small_config.get_config(cell.variant)
-  config.batch_norm, config.steps, config.data_dir = 'joint', 704, 'here'
+  config = cell.config
+  config.data_dir = 'here'
   run = Workdir(str(tmp_path / 'run'))
   run.path.mkdir()
   run.write('config.json', as_dict(config))
   run.write('dataset.json', {'fingerprint': study.IMAGES})
   rows = [
-    {'step': step, 'error': 50.0, 'error_raw': 50.0} for step in (350, 704)
+    {'step': step, 'error': 50.0, 'error_raw': 50.0}
+    for step in (350, config.steps)
   ]
   (run.path / 'metrics.jsonl').write_text(
     ''.join(json.dumps(row) + '\n' for row in rows)
@@ -121,10 +129,12 @@ def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   with pytest.raises(UserError, match='no result'):
     study.record(cell, run)
   run.write('result.json', {})
+  run.path.with_suffix('.cpu').write_text('1800.0')
   study.record(cell, run)
   assert study.is_recorded(cell)
   path = tmp_path / f'{cell.name}.jsonl'
   whole = path.read_text().splitlines(keepends=True)
+  assert json.loads(whole[0])['core_hours'] == 0.5
   cut = [*whole[:2], whole[2][:9]]
   for part in ([], whole[:1], whole[:2], cut):  # As a bad merge leaves it.
     path.write_text(''.join(part))
@@ -134,11 +144,11 @@ def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   for name, content in wrong.items():
     kept = run.read(name)
     run.write(name, content)
-    with pytest.raises(UserError, match='other settings'):
+    with pytest.raises(UserError, match='the protocol has'):
       study.record(cell, run)
     run.write(name, kept)
   path.write_text(''.join(whole).replace(study.IMAGES, 'others'))
-  with pytest.raises(UserError, match='other settings'):
+  with pytest.raises(UserError, match='the protocol has'):
     study.is_recorded(cell)
 
 
@@ -153,18 +163,20 @@ def test_cells_of_the_study_have_names_of_their_own():
 
 
 def test_a_cells_command_trains_what_its_record_must_be_of():
-  cell = study.Cell('flatmatch', 250, 1, 'joint', 704, (study.RHO, 0.2))
-  assert cell.name == 'flatmatch-250-1-joint-704steps-rho0.2'
+  cell = study.Cell('supervised', 4000, 1, ('learning_rate', 0.02))
+  assert cell.name == 'supervised-4000-1-learning_rate0.02'
   command = cell.command(pathlib.Path('runs'), 'data')
-  assert {
-    '--config.batch_norm=joint',
-    '--config.steps=704',
-    '--config.recipe_args.rho=0.2',
-  } < set(command)
-  config = small_config.get_config(command[2].partition(':')[2])
-  config.batch_norm, config.steps, config.recipe_args.rho = 'joint', 704, 0.2
+  changes = {
+    '--config.learning_rate=0.02',
+    '--config.batch_size=32',
+    f'--config.steps={study.SUPERVISED_STEPS}',
+  }
+  assert changes < set(command)
+  config = cifar10_fast.get_config(command[2].partition(':')[2])
+  config.learning_rate, config.batch_size = 0.02, 32
+  config.steps = study.SUPERVISED_STEPS
   assert study.settings(as_dict(config)) == study.todays_settings(cell)
-  config.recipe_args.rho = 0.05
+  config.learning_rate = 0.03
   assert study.settings(as_dict(config)) != study.todays_settings(cell)
 
 
@@ -190,6 +202,7 @@ def test_runs_that_end_well_are_recorded_and_the_others_named(
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
   assert failed == [f'{tmp_path}/b.log']
   assert recorded == [('a', tmp_path / 'a'), ('c', tmp_path / 'c')]
+  assert float((tmp_path / 'a.cpu').read_text()) > 0
   assert 'b failed (code 1): why\n' in capsys.readouterr().out
 
 

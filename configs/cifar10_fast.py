@@ -1,0 +1,16 @@
+"""CIFAR-10 in an hour of one CPU core: the protocol of docs/results.md.
+
+python main.py --config configs/cifar10_fast.py:labels=250 --workdir runs/fast
+python main.py --config configs/cifar10_fast.py:method=fixmatch,labels=4000
+"""
+
+from configs import cifar10, common
+
+
+def get_config(arg=''):
+  variant = common.parse(arg, labels=250)
+  config = cifar10.get_config(
+    ','.join(f'{key}={value}' for key, value in variant.items())
+  )
+  common.set_fast(config)
+  return config
