@@ -88,8 +88,6 @@ class Cell(NamedTuple):
     fields = dict([self.changed] if self.changed else [])
     if self.method == 'supervised':
       fields['steps'] = SUPERVISED_STEPS
-    if self.labels > 1000:  # Or each would be seen a dozen times only.
-      fields['batch_size'] = 32
     return fields
 
   def command(self, runs: pathlib.Path, data_dir: str) -> list[str]:

@@ -13,4 +13,6 @@ def get_config(arg=''):
     ','.join(f'{key}={value}' for key, value in variant.items())
   )
   common.set_fast(config)
+  if config.labels == 'all' or config.labels > 1000:
+    config.batch_size = 32  # Or each label would be seen too rarely.
   return config

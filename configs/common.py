@@ -158,6 +158,8 @@ def set_fast(config) -> None:
   config.strong_operations = 2
   config.eval_every = config.checkpoint_every = 1000
   run_length.follow(config, config, warmup_steps=2000)
+  if 'decay' in config.method_args:  # Thresholds must not lag behind.
+    run_length.follow(config, config.method_args, decay=0.99)
   if 'fairness_weight' in config.method_args:  # Labeled images alone at first.
     run_length.follow(config, config.method_args, warmup_steps=500)
 

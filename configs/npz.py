@@ -4,8 +4,8 @@
   python main.py --config configs/npz.py:method=fixmatch,labels=40 \
       --config.data_dir=FILE.npz
 
-Images keep their size. Network and shift are for about 32 pixels; for 96 add
---config.model=wrn_37_2 --config.pad=12.
+Images keep their size. The shift is for about 32 pixels; for 96 add
+--config.pad=12, and with fast=false --config.model=wrn_37_2.
 """
 
 from configs import common

@@ -168,12 +168,11 @@ def test_a_cells_command_trains_what_its_record_must_be_of():
   command = cell.command(pathlib.Path('runs'), 'data')
   changes = {
     '--config.learning_rate=0.02',
-    '--config.batch_size=32',
     f'--config.steps={study.SUPERVISED_STEPS}',
   }
   assert changes < set(command)
   config = cifar10_fast.get_config(command[2].partition(':')[2])
-  config.learning_rate, config.batch_size = 0.02, 32
+  config.learning_rate = 0.02
   config.steps = study.SUPERVISED_STEPS
   assert study.settings(as_dict(config)) == study.todays_settings(cell)
   config.learning_rate = 0.03
