@@ -77,8 +77,8 @@ def faster(config) -> str:
   if config.dataset == 'cifar10':
     return '--config configs/cifar10_fast.py'
   if config.dataset in ('folder', 'npz', 'tfds'):
-    return '--config configs/folder.py:fast=true'
-  return 'a smaller config.model or fewer config.steps'
+    return f'--config configs/{config.dataset}.py:fast=true'
+  return 'a smaller network (--config.model=fast_32_64_128) or fewer steps'
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from configs import cifar10, folder, imagenet
+from configs import cifar10, folder, imagenet, npz
 from flatmatch_jax import estimate, sharding
 
 MINUTE, HOUR, DAY = 60, 3600, 24 * 3600
@@ -118,7 +118,8 @@ def test_accelerators_are_not_warned_of(config, mesh, monkeypatch, capfd):
   [
     (cifar10, 'configs/cifar10_fast.py'),
     (folder, 'configs/folder.py:fast=true'),
-    (imagenet, 'fewer config.steps'),
+    (npz, 'configs/npz.py:fast=true'),
+    (imagenet, 'fewer steps'),
   ],
 )
 def test_faster_setting_goes_with_the_data(file, words):
