@@ -244,10 +244,10 @@ def run_all(
             stdout=log,
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl-C is for us; we ask them to stop.
-            preexec_fn=lambda: os.nice(19),
           )
         running[cell] = process, mine
         os.sched_setaffinity(process.pid, mine)  # Before JAX looks at it.
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
       time.sleep(1)
       for cell, (process, mine) in list(running.items()):
         if _reap(process, runs / cell.name) is not None:

@@ -196,5 +196,5 @@ def _is_fast(config) -> bool:
       f'fast={config.fast} in the config argument must be {", ".join(known)}.'
     )
   fast = known[config.fast]
-  config.fast = config.variant.fast = str(fast).lower()
+  del config.fast  # It has done its part: the fields it chose are in sight.
   return fast

@@ -111,6 +111,6 @@ def test_gradients_moments_and_scalars_are_sent(case):
 )
 def test_a_larger_batch_sends_no_more(case, monkeypatch):
   """With weak views for strong ones, which take long to compile."""
-  weak = lambda key, images, pad, flip, _: augment.weak(key, images, pad, flip)
+  weak = lambda key, images, pad, flip, *_: augment.weak(key, images, pad, flip)
   monkeypatch.setattr(augment, 'strong', weak)
   check(case, 24, turns=0)

@@ -24,13 +24,6 @@ def test_fast_is_one_of_three_words():
     folder.get_config('fast=yes')
 
 
-def test_fast_cannot_be_changed_after_its_numbers_were_chosen():
-  config = folder.get_config('fast=true')
-  config.data_dir, config.fast = 'here', 'false'
-  with pytest.raises(UserError, match='fast'):
-    config_lib.check_fields(config)
-
-
 @pytest.mark.parametrize(
   ('platforms', 'expected'), [('cpu', False), ('cuda,cpu', True), ('tpu', True)]
 )

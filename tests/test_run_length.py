@@ -150,7 +150,13 @@ def test_plain_numbers_are_written(tmp_path):
     ('imagenet', '', 'bn_momentum', 0.9, 0.9),
     ('imagenet', 'model=vit_base_16', 'warmup_steps', 5120, 50),
     ('imagenet30', '', 'bn_momentum', 0.9, 0.9),
-    ('npz', 'method=flatmatch_fix', 'recipe_args.pretrain_steps', 4096, 250),
+    (
+      'npz',
+      'method=flatmatch_fix,fast=false',
+      'recipe_args.pretrain_steps',
+      4096,
+      250,
+    ),
   ],
 )
 def test_numbers_of_a_dataset_follow_too(name, argument, field, long, short):

@@ -485,7 +485,8 @@ def test_configs_of_own_data_pass_the_checks(name):
 
 
 def test_network_and_shift_go_with_the_size():
-  small, large = config_of('folder'), config_of('folder', 'image_size=96')
+  small = config_of('folder', 'fast=false')
+  large = config_of('folder', 'fast=false,image_size=96')
   assert (small.model, small.pad, small.image_size) == ('wrn_28_2', 4, 32)
   assert (large.model, large.pad, large.image_size) == ('wrn_37_2', 12, 96)
   assert small.labels == 'all'
