@@ -74,11 +74,13 @@ class Cell(NamedTuple):
     return '-'.join(map(str, parts))
 
   @property
-  def config(self):
+  def variant(self) -> str:
     seed = f'seed={self.seed},split_seed={self.seed}'
-    config = fast_config.get_config(
-      f'method={self.method},labels={self.labels},{seed}'
-    )
+    return f'method={self.method},labels={self.labels},{seed}'
+
+  @property
+  def config(self):
+    config = fast_config.get_config(self.variant)
     config.update_from_flattened_dict(self.fields)
     return config
 
@@ -91,13 +93,11 @@ class Cell(NamedTuple):
     return fields
 
   def command(self, runs: pathlib.Path, data_dir: str) -> list[str]:
-    seed = f'seed={self.seed},split_seed={self.seed}'
-    variant = f'method={self.method},labels={self.labels},{seed}'
     fields = self.fields | {'data_dir': data_dir}
     return [
       sys.executable,
       str(ROOT / 'main.py'),
-      f'--config={ROOT}/configs/cifar10_fast.py:{variant}',
+      f'--config={ROOT}/configs/cifar10_fast.py:{self.variant}',
       *(f'--config.{key}={value}' for key, value in fields.items()),
       f'--workdir={runs / self.name}',
     ]
@@ -176,8 +176,12 @@ def check(cell: Cell, about: dict, path: pathlib.Path) -> None:
 
 def _spent(path: pathlib.Path) -> float:
   """Seconds of processor time that all starts of a run have taken."""
-  file = path.with_suffix('.cpu')
+  file = _cpu_file(path)
   return float(file.read_text()) if file.exists() else 0.0
+
+
+def _cpu_file(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f'{path.name}.cpu')
 
 
 def _reap(process, path: pathlib.Path) -> int | None:
@@ -186,7 +190,7 @@ def _reap(process, path: pathlib.Path) -> int | None:
   before = spent()
   if (code := process.poll()) is not None:
     total = _spent(path) + spent() - before
-    path.with_suffix('.cpu').write_text(f'{total:.3f}')
+    _cpu_file(path).write_text(f'{total:.3f}')
   return code
 
 

@@ -1,4 +1,4 @@
-"""Is FlatMatch worth it on your images? Compares it with simpler ways.
+"""Is FlatMatch worth it on your images? Compares it with two baselines.
 
   python benchmarks/own_images.py --variant image_size=64,labels=100 \
     --data_dir DIR --seeds 0,1,2,3,4
@@ -63,7 +63,7 @@ def errors_of(args, seed: int) -> dict[str, float]:
 
 
 def table(rows: dict[int, dict[str, float]]) -> str:
-  """Markdown: a line for each way, and the paired difference."""
+  """Markdown: a line for each method."""
   names = list(next(iter(rows.values())))
   lines = [
     f'| test error % | {" | ".join(f"seed {s}" for s in rows)} | mean |',
@@ -82,7 +82,11 @@ def main():
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
   parser.add_argument('--config', default='folder.py', help='in configs/')
-  parser.add_argument('--variant', default='', help='as after the colon')
+  parser.add_argument(
+    '--variant',
+    default='',
+    help='what main.py takes after the colon',
+  )
   parser.add_argument('--data_dir', required=True)
   parser.add_argument('--seeds', default='0,1,2,3,4')
   parser.add_argument('--steps', type=int, help="the config's if left out")
@@ -98,7 +102,8 @@ def main():
   gain = statistics.mean(
     row['supervised'] - row['flatmatch'] for row in rows.values()
   )
-  print(f'FlatMatch is better than supervised training by {gain:.2f} points.')
+  word = 'below' if gain >= 0 else 'above'
+  print(f'FlatMatch is {abs(gain):.2f} points {word} supervised training.')
   raise SystemExit(gain < 0)
 
 

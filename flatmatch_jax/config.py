@@ -11,8 +11,6 @@ from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.optimizer import SCHEDULES
 from flatmatch_jax.types import UserError, did_you_mean
 
-# Networks that normalize the output of every convolution.
-_NORMALIZED = ('fast', 'resnet')
 _TFDS_NAME = r'\w+(/[\w.+-]+)?(:[0-9*]+\.[0-9*]+\.[0-9*]+)?'
 OPTIMIZERS = ('sgd', 'adamw', 'muon')
 
@@ -97,11 +95,11 @@ def _check_optimizer(config):
       f'Unknown config.schedule={config.schedule!r}. Known: '
       f'{", ".join(SCHEDULES)}.{did_you_mean(config.schedule, SCHEDULES)}'
     )
-  if config.optimizer == 'muon' and not config.model.startswith(_NORMALIZED):
+  if config.optimizer == 'muon' and not config.model.startswith('fast'):
     raise UserError(
       f'config.optimizer=muon is not for {config.model}: it needs BatchNorm '
-      'after every convolution. Choose fast_32_64_128, another fast network or '
-      'resnet_50, or --config.optimizer=sgd.'
+      'after every convolution. Choose fast_32_64_128 or another fast network, '
+      'or --config.optimizer=sgd.'
     )
   if config.warmup_steps >= config.steps:
     raise UserError(

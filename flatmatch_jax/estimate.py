@@ -38,7 +38,7 @@ class Estimate:
     self._warn(seconds)
 
   def step(self, step: int) -> None:
-    """Takes note that the devices are done with `step`."""
+    """To be called when the devices have finished `step`."""
     now = time.perf_counter()
     if self._first is None:
       self._first = step, now
@@ -74,6 +74,8 @@ class Estimate:
 
 def faster(config) -> str:
   """What to use instead of a config that takes too long on a CPU."""
+  if config.model.startswith('fast'):
+    return 'fewer steps (--config.steps)'
   if config.dataset == 'cifar10':
     return '--config configs/cifar10_fast.py'
   if config.dataset in ('folder', 'npz', 'tfds'):

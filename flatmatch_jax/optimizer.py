@@ -1,5 +1,6 @@
 """SGD with coupled weight decay, AdamW with decoupled, Muon; schedules."""
 
+import functools
 import math
 
 import jax
@@ -85,9 +86,10 @@ def muon(
   """Muon (https://kellerjordan.github.io/posts/muon) on a sphere.
 
   For networks that normalize the output of every convolution, so that only the
-  direction of a kernel matters. A kernel keeps the norm that it starts with on
-  average, and moves by the learning rate times this norm, along the momentum
-  made orthogonal. Everything else is trained by `sgd` at three times the rate.
+  direction of a kernel matters. Each step scales a kernel to the norm that
+  Kaiming's initialization gives it on average, and moves it by the learning
+  rate times this norm, along the orthogonalized momentum. Everything else is
+  trained by `sgd` at three times the rate.
   """
   return optax.chain(
     optax.add_decayed_weights(weight_decay, _decays_under_muon),
@@ -112,7 +114,6 @@ def _scale_by_sphere(schedule) -> optax.GradientTransformation:
     def step(direction, p):
       if p.ndim != 4:
         return -3 * rate * direction
-      # Kaiming's initial norm, so that the first step does not jump.
       length = math.sqrt(2 * p.shape[-1])
       direction = orthogonalize(direction)
       unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x), 1e-12)
@@ -135,13 +136,15 @@ def orthogonalize(kernel, iterations: int = 4):
   tall = matrix.shape[0] > matrix.shape[1]
   x = matrix.T if tall else matrix
   x = x / jnp.maximum(jnp.linalg.norm(x), 1e-12)
-  square, product = x @ x.T, jnp.eye(len(x), dtype=x.dtype)
+  # In a TPU's default, bfloat16, small eigenvalues turn negative and grow.
+  dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+  one = jnp.eye(len(x), dtype=x.dtype)
+  square, product = dot(x, x.T), one
   for _ in range(iterations):
-    factor = -4.7750 * square + 2.0315 * square @ square
-    factor = factor + 3.4445 * jnp.eye(len(x), dtype=x.dtype)
-    product = factor @ product
-    square = factor @ square @ factor
-  x = product @ x
+    factor = 3.4445 * one - 4.7750 * square + 2.0315 * dot(square, square)
+    product = dot(factor, product)
+    square = dot(dot(factor, square), factor)
+  x = dot(product, x)
   return (x.T if tall else x).reshape(kernel.shape)
 
 

@@ -32,8 +32,11 @@ def decay(paper: float, steps: int) -> float:
 
 
 def count(paper: int, steps: int, parts: int) -> int:
-  """The paper's number of steps, or one part in `parts` of the run."""
-  return min(paper, max(steps // parts, 1))
+  """The paper's number of steps, or one part in `parts` of the run.
+
+  At least one, unless the run has only one step.
+  """
+  return min(paper, max(steps // parts, min(1, steps - 1)))
 
 
 def follow(config, group, **papers: float) -> None:

@@ -2,7 +2,10 @@
 
 import contextlib
 import glob
+import importlib.metadata
+import importlib.util
 import os
+import stat
 import time
 
 import jax
@@ -11,12 +14,13 @@ from jax.experimental.compilation_cache import compilation_cache
 from flatmatch_jax import logging
 from flatmatch_jax.types import UserError
 
-# Device files of NVIDIA, of TPUs, and of AMD.
+# Device files of NVIDIA (the last one under Windows), of TPUs, and of AMD.
 _ACCELERATORS = (
   '/dev/nvidia[0-9]*',
   '/dev/accel*',
   '/dev/vfio/[0-9]*',
   '/dev/kfd',
+  '/dev/dxg',
 )
 _MOST = 64  # As in rules.py.
 _BY_ITSELF = 8  # Each has a copy of the state.
@@ -75,12 +79,15 @@ def _cores():
 def has_accelerator() -> bool:
   """Whether this machine shows a GPU or TPU, without starting JAX.
 
-  Once JAX has started, the number of its CPU devices cannot be changed.
+  Once JAX has started, the number of its CPU devices cannot be changed. A
+  device counts only if JAX has a plugin to use it.
   """
   platforms = os.environ.get('JAX_PLATFORMS', '')
   if platforms:
     return platforms.split(',')[0] != 'cpu'
-  return any(glob.glob(pattern) for pattern in _ACCELERATORS)
+  plugins = importlib.metadata.entry_points(group='jax_plugins')
+  usable = plugins or importlib.util.find_spec('libtpu')
+  return bool(usable) and any(glob.glob(file) for file in _ACCELERATORS)
 
 
 class Phases:
@@ -107,10 +114,10 @@ def use_compilation_cache(folder: str) -> None:
 
   'auto' is a private folder of the user, unless JAX has one already; '' leaves
   JAX as it is. Whoever can write to the folder decides what runs here, so
-  'auto' does without one that others can write to. A folder of another name
-  that cannot be written to raises UserError: JAX would only warn, at every
-  program. The key of a program has the features of its CPU, so machines of
-  several kinds may share a folder.
+  'auto' refuses a folder that others can write to or replace, and the run
+  continues without a cache. A folder of another name that cannot be written to
+  raises UserError, because JAX would only warn, once per program. The key of a
+  program contains a fingerprint of its devices.
   """
   if folder == 'auto':
     if jax.config.values['jax_compilation_cache_dir'] is not None:
@@ -138,11 +145,7 @@ def _private_folder() -> str:
   path = os.path.join(base, 'flatmatch_jax')
   reason = 'there is no home folder'
   if os.path.isabs(path) and not (reason := _make_folder(path)):
-    status = os.stat(path)
-    if status.st_uid != os.geteuid():
-      reason = 'it belongs to another user'
-    elif status.st_mode & 0o022:
-      reason = f'others can write to it; run chmod go-w {path}'
+    reason = _why_unsafe(path)
   if reason:
     logging.say(f'Compiled programs are not kept in {path}: {reason}.')
     return ''
@@ -151,8 +154,22 @@ def _private_folder() -> str:
   return path
 
 
+def _why_unsafe(path) -> str:
+  """Why others could change what is in a folder, or ''."""
+  status, above = os.lstat(path), os.stat(os.path.dirname(path))
+  if stat.S_ISLNK(status.st_mode):
+    return 'it is a symbolic link'
+  if status.st_uid != os.geteuid():
+    return 'it belongs to another user'
+  if status.st_mode & 0o022:
+    return 'others can write to it; delete it and what they may have put there'
+  if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
+    return 'others can replace it, because they can write to the folder above'
+  return ''
+
+
 def _make_folder(path) -> str:
-  """Makes a folder for this user alone; returns why it is no use, or ''."""
+  """Makes a folder for this user alone; returns what prevents it, or ''."""
   try:
     os.makedirs(path, mode=0o700, exist_ok=True)
   except OSError as error:

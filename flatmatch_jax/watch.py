@@ -182,7 +182,8 @@ class Watch:
   def _judge_loss(self, name, means, chance):
     mean = means[name]
     lowest = self._state['lowest'].get(name, mean)
-    if mean > 1.5 * chance or mean > chance > 2 * lowest:
+    falls = mean < lowest  # A network may start with large logits.
+    if (mean > 1.5 * chance and not falls) or mean > chance > 2 * lowest:
       yield (
         name,
         f'the mean {name} is {mean:.3g}, above the {chance:.3g} of random '

@@ -28,8 +28,13 @@ FREE = (
   'cpu_devices',
   'profile_steps',
 )
-# Fields that were added later, as the runs of before had them.
-_ADDED = {'profile_steps': 0, 'cpu_devices': 0}
+# Defaults for fields that are missing from older runs.
+_ADDED = {
+  'profile_steps': 0,
+  'cpu_devices': 0,
+  'schedule': 'cosine',
+  'strong_operations': 3,
+}
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 

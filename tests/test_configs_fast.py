@@ -1,5 +1,8 @@
 """The fast settings: chosen without an accelerator, whatever the images."""
 
+import importlib.metadata
+import importlib.util
+
 import pytest
 
 from configs import cifar10_fast, folder, npz, tfds
@@ -24,6 +27,13 @@ def test_fast_is_one_of_three_words():
     folder.get_config('fast=yes')
 
 
+def test_fast_cannot_be_changed_after_its_numbers_were_chosen():
+  config = folder.get_config('fast=true')
+  config.data_dir, config.fast = 'here', 'false'
+  with pytest.raises(UserError, match='fast'):
+    config_lib.check_fields(config)
+
+
 @pytest.mark.parametrize(
   ('platforms', 'expected'), [('cpu', False), ('cuda,cpu', True), ('tpu', True)]
 )
@@ -37,11 +47,16 @@ def test_jax_platforms_decides_about_accelerators(
 def test_device_files_show_an_accelerator(tmp_path, monkeypatch):
   monkeypatch.delenv('JAX_PLATFORMS', raising=False)
   monkeypatch.setattr(startup, '_ACCELERATORS', (f'{tmp_path}/nvidia[0-9]*',))
+  plugins: list[str] = ['cuda']
+  monkeypatch.setattr(importlib.metadata, 'entry_points', lambda group: plugins)
   assert not startup.has_accelerator()
   (tmp_path / 'nvidiactl').touch()
   assert not startup.has_accelerator()
   (tmp_path / 'nvidia0').touch()
   assert startup.has_accelerator()
+  plugins.clear()  # A GPU, but a jax for CPUs.
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  assert not startup.has_accelerator()
 
 
 @pytest.mark.parametrize('labels', [40, 250, 4000, 'all'])

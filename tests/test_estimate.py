@@ -114,16 +114,17 @@ def test_accelerators_are_not_warned_of(config, mesh, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-  ('file', 'words'),
+  ('config', 'words'),
   [
-    (cifar10, 'configs/cifar10_fast.py'),
-    (folder, 'configs/folder.py:fast=true'),
-    (npz, 'configs/npz.py:fast=true'),
-    (imagenet, 'fewer steps'),
+    (cifar10.get_config(), 'configs/cifar10_fast.py'),
+    (folder.get_config('fast=false'), 'configs/folder.py:fast=true'),
+    (folder.get_config('fast=true'), 'fewer steps'),
+    (npz.get_config('fast=false'), 'configs/npz.py:fast=true'),
+    (imagenet.get_config(), 'fewer steps'),
   ],
 )
-def test_faster_setting_goes_with_the_data(file, words):
-  assert words in estimate.faster(file.get_config())
+def test_faster_setting_goes_with_the_data(config, words):
+  assert words in estimate.faster(config)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -50,6 +50,21 @@ def test_the_stem_halves_any_image_to_about_sixteen_pixels(shape, halvings):
   assert len(names) == max(halvings - 1, 0)
 
 
+def test_cost_hardly_grows_with_the_image():
+  model = models.create('fast_32_64_128', 10)
+
+  def flops(side):
+    images = jnp.zeros((1, side, side, 3))
+    init = lambda: model.init(jax.random.key(0), images, train=True)
+    run = jax.jit(lambda v, x: model.apply(v, x, train=False).logits)
+    compiled = run.lower(jax.eval_shape(init), images).compile()
+    return compiled.cost_analysis()['flops']
+
+  usual = flops(32)
+  assert flops(64) < 1.25 * usual
+  assert flops(224) < 2 * usual
+
+
 @pytest.mark.parametrize('name', ['fast', 'fast_0', 'fast_5000', 'fast_8_x'])
 def test_wrong_widths_are_refused(name):
   with pytest.raises(UserError, match='fast_32_64_128'):
@@ -68,6 +83,7 @@ def test_max_pool_is_that_of_flax_with_its_gradient():
 
 def test_parts_give_what_the_whole_gives(monkeypatch):
   monkeypatch.setattr(fast, '_PART', 4)
+  monkeypatch.setattr(jax, 'device_count', lambda: 1)
   rng = np.random.RandomState(0)
   x = jnp.asarray(rng.randn(12, 6, 6, 3), jnp.float32)
   kernel = jnp.asarray(rng.randn(3, 3, 3, 5), jnp.float32)

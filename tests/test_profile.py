@@ -104,9 +104,17 @@ def test_trace_survives_an_error_of_the_last_checkpoint(tmp_path, monkeypatch):
   assert traced_steps(tmp_path / 'tensorboard') == [3]
 
 
-@pytest.mark.parametrize('field', ['profile_steps', 'cpu_devices'])
-def test_runs_of_before_are_read_without_the_field(tmp_path, field):
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [
+    ('profile_steps', 0),
+    ('cpu_devices', 0),
+    ('schedule', 'cosine'),
+    ('strong_operations', 3),
+  ],
+)
+def test_older_runs_are_read_without_the_field(tmp_path, field, value):
   config = json.loads(digits.get_config().to_json_best_effort())
   del config[field]
   (tmp_path / 'config.json').write_text(json.dumps(config))
-  assert Workdir(str(tmp_path)).config()[field] == 0
+  assert Workdir(str(tmp_path)).config()[field] == value

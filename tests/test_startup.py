@@ -117,12 +117,31 @@ def test_folder_that_others_can_write_to_is_refused(home, capfd, mode):
   folder = home / '.cache' / 'flatmatch_jax'
   folder.mkdir(parents=True)
   folder.chmod(mode)
-  assert_no_cache(capfd, 'chmod go-w')
+  assert_no_cache(capfd, 'others can write to it')
 
 
 def test_folder_of_another_user_is_refused(home, monkeypatch, capfd):
   monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
   assert_no_cache(capfd, 'another user')
+
+
+def test_symbolic_link_is_refused(home, tmp_path, capfd):
+  (tmp_path / 'elsewhere').mkdir()
+  (home / '.cache').mkdir()
+  (home / '.cache' / 'flatmatch_jax').symlink_to(tmp_path / 'elsewhere')
+  assert_no_cache(capfd, 'symbolic link')
+
+
+@pytest.mark.parametrize(('mode', 'refused'), [(0o777, True), (0o1777, False)])
+def test_folder_that_others_can_replace_is_refused(home, capfd, mode, refused):
+  folder = home / '.cache'
+  folder.mkdir()
+  folder.chmod(mode)
+  if refused:
+    assert_no_cache(capfd, 'others can replace it')
+  else:
+    startup.use_compilation_cache('auto')
+    assert not capfd.readouterr().err
 
 
 def test_run_without_a_place_for_programs_continues(home, capfd):

@@ -331,6 +331,16 @@ def test_loss_is_compared_with_its_lowest_block():
   assert '2.4, above the 2.3' in watcher.warnings[0]
 
 
+def test_loss_that_falls_from_large_logits_is_left_alone(capfd):
+  """As of fast networks: 2.9, then 1.5, is above log 2 and yet healthy."""
+  watcher = make(shares=(0.5, 0.5))
+  feed(watcher, 1, 20, labeled_loss=2.9)
+  feed(watcher, 21, 40, labeled_loss=1.5)
+  assert not watcher.warnings
+  feed(watcher, 41, 60, labeled_loss=1.6)
+  assert len(watcher.warnings) == 1
+
+
 def test_state_of_a_checkpoint_does_not_change():
   watcher = make()
   saved = watcher.state()

@@ -476,7 +476,7 @@ def test_every_argument_of_every_method_has_bounds(method, part, name):
 def test_every_field_has_a_rule(dataset):
   """Those of a source are checked with it."""
   known = {*rules.FIELDS, *rules.ELEMENTS, *rules.TYPES}
-  of_sources = {'image_size', 'tfds_name', 'classes'}
+  of_sources = {'image_size', 'tfds_name', 'classes', 'fast'}
   assert set(get_config(dataset)) - known <= of_sources
 
 

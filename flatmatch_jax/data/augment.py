@@ -55,7 +55,7 @@ def _reflected(pad, size):
 
 
 def strong(key, images, pad, flip, groups=1, operations=3):
-  """Applies RandAugment with some `operations`, Cutout, and then `weak`.
+  """Applies `operations` of RandAugment, Cutout, and then `weak`.
 
   `groups` is the number of devices that the images are spread over.
   """
@@ -116,8 +116,8 @@ def make_view(pad, flip, mean, std, sharding=None, operations=3):
   """Returns `view(name, key, images)`, normalized.
 
   It is strong if the name says so, such as 'strong2', and weak otherwise.
-  `sharding` is that of the images; strong views take so many `operations` of
-  RandAugment.
+  `sharding` is that of the images, `operations` the number of RandAugment's in
+  a strong view.
   """
   groups = 1 if sharding is None else sharding.num_devices
 

@@ -7,6 +7,7 @@ to the highest on the right.
 Below: training images, one column each, with weak and strong draws under them.
 """
 
+import functools
 import pathlib
 import re
 import runpy
@@ -38,13 +39,16 @@ def operations(image: np.ndarray) -> dict[str, np.ndarray]:
   return rows
 
 
-def pairs(images: np.ndarray, pad: int, flip: bool) -> dict[str, np.ndarray]:
+def pairs(
+  images: np.ndarray, pad: int, flip: bool, operations: int = 3
+) -> dict[str, np.ndarray]:
   """The images, two weak and three strong draws of each."""
   rows = {'image': images}
-  for make, number in ((augment.weak, 2), (augment.strong, 3)):
+  strong = functools.partial(augment.strong, operations=operations)
+  for name, make, number in (('weak', augment.weak, 2), ('strong', strong, 3)):
     draw = jax.jit(make, static_argnums=(2, 3))
     for i in range(1, number + 1):
-      rows[f'{make.__name__} {i}'] = np.asarray(
+      rows[f'{name} {i}'] = np.asarray(
         draw(jax.random.key(i), images, pad, flip)
       )
   return rows

@@ -98,8 +98,8 @@ def make_sampler(
   """Returns `sample(data, rng) -> Batch`, drawn with replacement.
 
   `views` are names such as 'weak', 'weak2', 'strong': each is an independent
-  draw of the augmentation it is named after, with so many `operations` of
-  RandAugment if it is strong.
+  draw of the augmentation it is named after; a strong one applies
+  `operations` of RandAugment.
   """
 
   view = augment.make_view(pad, flip, mean, std, sharding, operations)

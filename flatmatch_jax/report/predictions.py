@@ -74,4 +74,6 @@ def augmented(config, dataset: Dataset) -> dict[str, np.ndarray]:
   """Training images, with weak and strong draws as the run takes them."""
   index = splits.spread(dataset.train_labels, SAMPLES)
   images = np.asarray(dataset.train_images[index][:])
-  return preview.pairs(images, config.pad, config.flip)
+  return preview.pairs(
+    images, config.pad, config.flip, config.strong_operations
+  )
