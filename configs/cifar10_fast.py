@@ -1,7 +1,11 @@
-"""CIFAR-10 in an hour of one CPU core: the protocol of docs/results.md.
+"""CIFAR-10 in a quarter of an hour of one CPU core: docs/results.md.
 
-python main.py --config configs/cifar10_fast.py:labels=250 --workdir runs/fast
-python main.py --config configs/cifar10_fast.py:method=fixmatch,labels=4000
+  python main.py --config configs/cifar10_fast.py:labels=250 --workdir runs/fast
+  python main.py --config configs/cifar10_fast.py:method=fixmatch,labels=4000
+
+FreeMatch with these settings had 41% error from 250 labels after 4,000 steps,
+6 minutes of a core, on images held out of the training set. Longer runs have
+not paid yet.
 """
 
 from configs import cifar10, common
