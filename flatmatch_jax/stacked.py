@@ -245,10 +245,9 @@ class Loop:
             or request.signal
             or step % config.checkpoint_every == 0
           ):  # All together, so that they go on together.
-            # Before the checkpoint, which has what the watch has seen.
-            live = _still_live(live, runs, step, pending)
-            pending = None
             for i in live:
+              # The checkpoint has what the watch has seen.
+              runs[i].watcher.look(step, _row(metrics, i))
               notes = runs[i].notes | {
                 'seconds': seconds(runs[i]),
                 'watch': runs[i].watcher.state(),

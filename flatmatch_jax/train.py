@@ -212,9 +212,7 @@ def train_in(files: Workdir, config) -> TrainState:
         least = min(least, math.inf if error is None else error)
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
-          # Before the checkpoint, which has what the watch has seen.
-          watcher.step(step, pending, checkpoints.latest_step)
-          pending = None
+          watcher.look(step, metrics)  # The checkpoint has what it has seen.
           files.sync_metrics()
           now = {'seconds': seconds(), 'watch': watcher.state()}
           checkpoints.save(step, state, notes | now, error)

@@ -57,6 +57,7 @@ class Watch:
     self._config, self._shares = config, shares
     self._warning = f'Warning: {name}: ' if name else 'Warning: '
     self._skipped = 0
+    self._looked = 0  # The last step.
     steps = config.steps
     block = max(_LOOKS, min(steps // 20, 100), steps // 100)
     self._every = block // _LOOKS
@@ -95,8 +96,7 @@ class Watch:
       metrics: of this step, computed.
       last_saved: gives the step of the last checkpoint.
     """
-    if self.looks_at(step):
-      self._look(step, metrics)
+    self.look(step, metrics)
     number = int(metrics['skipped_in_a_row'])
     if number <= self._config.max_skipped:
       return
@@ -115,6 +115,12 @@ class Watch:
       f'{kept}. Start in another --workdir with a lower config.learning_rate, '
       'or with config.dtype=float32 if it was bfloat16.'
     )
+
+  def look(self, step: int, metrics) -> None:
+    """Judges a step once; to be called before `state()` is saved."""
+    if self.looks_at(step) and step != self._looked:
+      self._looked = step
+      self._look(step, metrics)
 
   def row(self, step: int, row: dict) -> None:
     """Warns of what a row of the log shows."""

@@ -339,7 +339,7 @@ def test_report_shows_streamed_images(dataset, monkeypatch):
     np.ones(len(dataset.class_names)), len(dataset.test_labels)
   )
   run = program.Run(
-    config=types.SimpleNamespace(pad=0, flip=True),
+    config=types.SimpleNamespace(pad=0, flip=True, strong_operations=3),
     dataset={},
     state=types.SimpleNamespace(ema_params=0, batch_stats=0, step=7),
     classify=lambda weights, batch_stats, images: [probs],

@@ -316,6 +316,17 @@ def test_warnings_survive_a_new_start(capfd):
   assert '(lowest so far: 0.5)' in second.warnings[1]
 
 
+def test_step_is_looked_at_once():
+  watcher = make()
+  metrics = step_metrics(0, **HEALTHY)
+  watcher.look(1, metrics)
+  before = watcher.state()
+  watcher.step(1, metrics, lambda: None)
+  assert watcher.state() == before
+  watcher.step(2, metrics, lambda: None)
+  assert watcher.state()['looks'] == 2
+
+
 def test_learning_rate_may_climb_first():
   watcher = make()
   watcher._config.warmup_steps = 100
