@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flatmatch_jax.models.norm import batch_norm
 from flatmatch_jax.types import Prediction
 
 _FIRST_SIDE = 16  # Pixels per side of the first stage, within a factor of √2.
@@ -101,13 +102,7 @@ class FastNet(nn.Module):
 
   @nn.compact
   def __call__(self, x, train: bool) -> Prediction:
-    norm = functools.partial(
-      nn.BatchNorm,
-      use_running_average=not train,
-      momentum=0.0,  # The batch's own statistics: the train step averages.
-      epsilon=1e-5,
-      dtype=self.dtype,  # Of its output: it computes in float32.
-    )
+    norm = batch_norm(train, epsilon=1e-5, dtype=self.dtype)
     layer = functools.partial(
       nn.remat(Layer) if self.remat else Layer,
       norm=norm,

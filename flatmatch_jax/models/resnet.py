@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flatmatch_jax.models.norm import batch_norm
 from flatmatch_jax.types import Prediction
 
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
@@ -75,13 +76,7 @@ class ResNet(nn.Module):
 
   @nn.compact
   def __call__(self, x, train: bool) -> Prediction:
-    norm = functools.partial(
-      nn.BatchNorm,
-      use_running_average=not train,
-      momentum=0.0,  # The batch's own statistics: the train step averages.
-      epsilon=1e-5,
-      dtype=self.dtype,  # Of its output: it computes in float32.
-    )
+    norm = batch_norm(train, epsilon=1e-5, dtype=self.dtype)
     block_class = nn.remat(Bottleneck) if self.remat else Bottleneck
     x = _conv(x, self.width, 'stem', self.dtype, size=7, stride=2)
     x = nn.relu(norm(name='norm')(x))

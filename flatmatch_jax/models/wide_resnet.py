@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flatmatch_jax.models.norm import batch_norm
 from flatmatch_jax.types import Prediction
 
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
@@ -92,13 +93,7 @@ class WideResNet(nn.Module):
 
   @nn.compact
   def __call__(self, x, train: bool) -> Prediction:
-    norm = functools.partial(
-      nn.BatchNorm,
-      use_running_average=not train,
-      momentum=0.0,  # The batch's own statistics: the train step averages.
-      epsilon=1e-3,
-      dtype=self.dtype,  # Of its output: it computes in float32.
-    )
+    norm = batch_norm(train, epsilon=1e-3, dtype=self.dtype)
     block_class = nn.remat(Block) if self.remat else Block
     dense = functools.partial(nn.Dense, kernel_init=_dense_init)
     x = _conv(x, 16, 'stem', self.dtype)
