@@ -8,7 +8,8 @@ import pathlib
 from absl import app, flags
 from ml_collections import config_flags
 
-from flatmatch_jax import cli, distributed, failures, startup, train
+from flatmatch_jax import train
+from flatmatch_jax.system import cli, distributed, failures, startup
 
 _DIGITS = pathlib.Path(__file__).parent / 'configs' / 'digits.py'
 

@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import pages, study_report
 from configs import cifar10_fast as fast_config
-from flatmatch_jax import cli, files, reference
+from flatmatch_jax import reference
+from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir, as_dict
 

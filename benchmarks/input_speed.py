@@ -127,9 +127,9 @@ def waiting(folder, seconds, width, batch_size, ratio):
   import jax
   import jax.numpy as jnp
 
-  from flatmatch_jax import sharding
   from flatmatch_jax.data import streaming
   from flatmatch_jax.data.prefetch import Prefetch
+  from flatmatch_jax.system import sharding
 
   over = sharding.over_batch(sharding.make_mesh())
   views = STREAMS['unlabeled']

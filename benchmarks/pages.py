@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flatmatch_jax import files
+from flatmatch_jax.system import files
 from flatmatch_jax.types import UserError
 
 

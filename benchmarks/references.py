@@ -15,8 +15,9 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flatmatch_jax import cli, files, reference
+from flatmatch_jax import reference
 from flatmatch_jax.report.runs import members
+from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 

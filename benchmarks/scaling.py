@@ -27,7 +27,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import steps
 from benchmarks.hlo_bytes import padded
-from flatmatch_jax import cli, files, hlo
+from flatmatch_jax import hlo
+from flatmatch_jax.system import cli, files
 
 BASE = {
   'batch': 4,

@@ -25,8 +25,9 @@ import numpy as np
 
 from configs import digits
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import program, sharding, stacked, traced, train
+from flatmatch_jax import program, stacked, traced, train
 from flatmatch_jax.data import resident
+from flatmatch_jax.system import sharding
 
 NAMES = ['recipe_args.rho']
 

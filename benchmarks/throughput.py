@@ -39,16 +39,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import pages, steps
 from configs import cifar10
-from flatmatch_jax import (
-  cli,
-  files,
-  interrupt,
-  logging,
-  sharding,
-  startup,
-  watch,
-)
+from flatmatch_jax import watch
 from flatmatch_jax.data import resident
+from flatmatch_jax.progress import Progress
+from flatmatch_jax.system import cli, files, sharding, signals, startup
 from flatmatch_jax.types import UserError
 
 METHODS = 'fixmatch,freematch,flatmatch,flatmatch_e'
@@ -124,12 +118,12 @@ def rounds(timed: dict[Any, Timed], seconds: float) -> dict[Any, np.ndarray]:
 
 def host_seconds(step: Timed) -> tuple[float, float]:
   """CPU seconds of the loop's thread, and seconds by the clock, a step."""
-  progress = logging.Progress([], 0, _HOST_STEPS, 1)
+  progress = Progress([], 0, _HOST_STEPS, 1)
   watcher = watch.Watch(cifar10.get_config(), np.full(10, 0.1))
   feed = resident.feed(step._given[0])
   state, pending = step.state, None
   jax.block_until_ready(state)
-  with interrupt.stop_requests() as request:
+  with signals.stop_requests() as request:
     began, used = time.perf_counter(), time.thread_time()
     for number in range(_HOST_STEPS):
       state, metrics = sharding.settle(step.compiled(state, next(feed)))

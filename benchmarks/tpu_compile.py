@@ -37,9 +37,10 @@ from ml_collections import config_flags
 
 from benchmarks import steps
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
-from flatmatch_jax import cli, experiments, files, hlo, sharding
 from flatmatch_jax import data as data_lib
+from flatmatch_jax import experiments, hlo
 from flatmatch_jax import program as program_lib
+from flatmatch_jax.system import cli, files, sharding
 from flatmatch_jax.types import Batch, DatasetInfo, UserError
 
 

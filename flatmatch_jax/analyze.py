@@ -15,10 +15,10 @@ import pathlib
 
 import numpy as np
 
-from flatmatch_jax import cli, files, logging
 from flatmatch_jax.analysis import canvas, figures, setting, summary
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.settings import differences
+from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import as_dict
 
@@ -66,10 +66,10 @@ def main():
   for name in names:
     runs: dict[str, list[dict]] = collections.defaultdict(list)
     for label, given, folder in zip(labels, loaded, folders, strict=True):
-      logging.say(f'{name} of {given.files.path}')
+      messages.say(f'{name} of {given.files.path}')
       data = ANALYSES[name](given, args)
       if isinstance(data, str):
-        logging.say(f'No {name} of {given.files.path}: {data}.')
+        messages.say(f'No {name} of {given.files.path}: {data}.')
         continue
       runs[label].append(data)
       _save(folder / f'{name}.npz', data, given)
@@ -77,7 +77,7 @@ def main():
     if sum(map(len, runs.values())) > 1 and not _draw(
       name, runs, folders[0] / f'compared_{name}'
     ):
-      logging.say(
+      messages.say(
         f'No figure of the {name} of all: besides their seeds the runs must '
         'differ in one number of their configs, and in nothing else.'
       )

@@ -19,10 +19,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from flatmatch_jax import distributed, files, logging
 from flatmatch_jax.checksum import checksum
+from flatmatch_jax.system import distributed, files, messages
+from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import TrainState, UserError
-from flatmatch_jax.workdir import writing
 
 # Orbax reports each decision at the level of warnings, and as errors, with
 # tracebacks, what it also raises.
@@ -168,7 +168,7 @@ class Checkpoints:
           with writing(aside):
             aside.parent.mkdir(exist_ok=True)
             (self._directory / str(step)).rename(aside)
-      logging.say(
+      messages.say(
         f'The checkpoint of step {step} is damaged ({reason}) and {fate}; '
         f'that of step {good} is used.'
       )

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax import sharding
 from flatmatch_jax.data import augment
+from flatmatch_jax.system import sharding
 
 
 def make_classifier(model, mean, std, batch_size: int, mesh):

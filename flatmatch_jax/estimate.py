@@ -7,7 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import logging, sharding
+from flatmatch_jax.system import messages, sharding
 
 _MEASURED = 10  # Steps.
 _SHORT = 120  # Seconds; runs that take less print no second number.
@@ -31,7 +31,7 @@ class Estimate:
     if not seconds > 0:  # Not known: NaN.
       return
     per = 'step and device' if mesh.size > 1 else 'step'
-    logging.say(
+    messages.say(
       f'About {duration(seconds)} for {left:,} steps on this machine '
       f'(estimated from {flops / 1e9:.2f} GFLOP per {per}).'
     )
@@ -50,7 +50,7 @@ class Estimate:
     if per_step * self._config.steps < _SHORT:
       return
     seconds = per_step * (self._config.steps - step)
-    logging.say(
+    messages.say(
       f'About {duration(seconds)} left, measured over {step - first} steps.'
     )
     self._warn(seconds)
@@ -66,7 +66,7 @@ class Estimate:
     on_cpu = jax.default_backend() == 'cpu'
     if on_cpu and seconds > _LONG and not self._warned:
       self._warned = True
-      logging.say(
+      messages.say(
         'Warning: the run takes more than a day, because there is no '
         f'accelerator. To finish sooner, use {faster(self._config)}.'
       )

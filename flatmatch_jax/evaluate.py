@@ -9,7 +9,8 @@ confusion matrix, whose rows are the truth.
 
 import numpy as np
 
-from flatmatch_jax import classify, cli, data, logging, program
+from flatmatch_jax import classify, data, program
+from flatmatch_jax.system import cli, messages
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -29,7 +30,7 @@ def describe(step, found, names, which) -> str:
     if error is not None
   ]
   for error, name in sorted(known, key=lambda pair: -pair[0])[:SHOWN]:
-    lines.append(f'{error:7.2f}% {logging.printable(name)}')
+    lines.append(f'{error:7.2f}% {messages.printable(name)}')
   if len(known) > SHOWN:
     lines.append(f'and {len(known) - SHOWN} classes with lower errors')
   return '\n'.join(lines)

@@ -19,18 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import (
-  cli,
-  data,
-  forward,
-  methods,
-  program,
-  recipes,
-  rules,
-  train,
-)
 from flatmatch_jax import config as config_lib
+from flatmatch_jax import data, forward, methods, program, recipes, rules, train
 from flatmatch_jax.paper_tables import NAMES, TABLES, TITLES
+from flatmatch_jax.system import cli
 from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import jax
 
-from flatmatch_jax import rows
+from flatmatch_jax.system import rows
 from flatmatch_jax.types import Outputs, PyTree
 
 LAYOUTS = ('joint', 'clean_strong', 'split')

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from flatmatch_jax import files
 from flatmatch_jax.reference import Band
+from flatmatch_jax.system import files
 
 
 def _figure(columns: int, width: float = 4.6):

@@ -14,8 +14,9 @@ import sys
 
 import numpy as np
 
-from flatmatch_jax import cli, files, logging, program
+from flatmatch_jax import program
 from flatmatch_jax.data import images
+from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -98,12 +99,12 @@ def main():
   run = program.load_run(Workdir(args.workdir), args.checkpoint)
   if others:
     named = [f'{path} ({why})' for path, why in others.items()]
-    logging.say(f'Skipped {len(named)} other files: {logging.some(named)}.')
+    messages.say(f'Skipped {len(named)} other files: {messages.some(named)}.')
   with _output(args.out) as write_row:
     write_row(['file', 'label', 'class', 'confidence'])
     complaints = predict(run, paths, write_row)
     for complaint in complaints:
-      print(f'skipped: {logging.printable(complaint)}', file=sys.stderr)
+      print(f'skipped: {messages.printable(complaint)}', file=sys.stderr)
     if len(complaints) == len(paths):
       raise UserError('None of the files could be read as an image.')
   if args.out:
@@ -126,7 +127,7 @@ def _output(path: str | None):
   if not path:
     writer = csv.writer(sys.stdout)
     yield lambda row: writer.writerow(
-      logging.printable(str(value)) for value in safe(row)
+      messages.printable(str(value)) for value in safe(row)
     )
     return
   # A file's name may be any bytes.

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flatmatch_jax.models import vit
+from flatmatch_jax.system.array_files import Stored, open_arrays
 from flatmatch_jax.types import PyTree, UserError
-from flatmatch_jax.weight_files import Stored, open_arrays
 
 _MAX_TOKENS = 2**16  # Of a position embedding that is to be resized.
 

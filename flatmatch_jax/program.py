@@ -16,12 +16,12 @@ from flatmatch_jax import (
   optimizer,
   probe,
   recipes,
-  sharding,
   train_step,
 )
 from flatmatch_jax import config as config_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, streaming
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir
 

@@ -10,8 +10,8 @@ import pathlib
 import statistics
 from typing import NamedTuple
 
-from flatmatch_jax import logging
 from flatmatch_jax.settings import fields
+from flatmatch_jax.system import messages
 
 FILE = pathlib.Path(__file__).parent / 'references.json'
 POINTS = 5
@@ -86,7 +86,7 @@ def find(config: dict, images: str) -> dict[int, Band]:
         errors = {int(step): row for step, row in entry['errors'].items()}
         return make_bands(errors, entry['seeds'])
   except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-    logging.say(
+    messages.say(
       f'Warning: {FILE} is damaged ({error!r}), so that nothing is said of '
       'what earlier runs had; put it back as it was.'
     )
@@ -104,11 +104,11 @@ def compare(bands: dict[int, Band], step: int, error: float | None) -> None:
   )
   expected = f'one more is expected from {band.low:.2f} to {band.high:.2f}%'
   if error > band.high:
-    logging.say(
+    messages.say(
       f'Warning: {where}, and {expected}. Compare metrics.jsonl and '
       'versions.json with a run that went well.'
     )
   elif error < band.low:
-    logging.say(f'Better than expected: {where}, and {expected}.')
+    messages.say(f'Better than expected: {where}, and {expected}.')
   else:
-    logging.say(f'As expected: {where}, and {expected}.')
+    messages.say(f'As expected: {where}, and {expected}.')

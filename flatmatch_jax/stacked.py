@@ -13,19 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from flatmatch_jax import (
-  estimate,
-  interrupt,
-  logging,
-  memory,
-  results,
-  sharding,
-  traced,
-  train,
-  watch,
-)
+from flatmatch_jax import estimate, results, traced, train, watch
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident
+from flatmatch_jax.progress import Progress
+from flatmatch_jax.system import memory, messages, sharding, signals
 from flatmatch_jax.types import TrainState
 from flatmatch_jax.workdir import Workdir
 
@@ -182,7 +174,7 @@ class Loop:
     config, start = runs[0].config, int(state.step[0])
     selection = results.selection('' in runs[0].held_out, config.num_val)
     names = ', '.join(run.files.path.name for run in runs)
-    logging.say(f'{names}: from step {start} of {config.steps}.')
+    messages.say(f'{names}: from step {start} of {config.steps}.')
     least = [
       min(
         results.history(run.files.cut_metrics(start), selection),
@@ -192,7 +184,7 @@ class Loop:
     ]
     images = config.batch_size
     images += config.unlabeled_batch_size * bool(self._program.views)
-    progress = logging.Progress(
+    progress = Progress(
       [run.files for run in runs], start, config.steps, images
     )
     live = list(range(len(runs)))  # A member that breaks stops alone.
@@ -209,7 +201,7 @@ class Loop:
       timing = estimate.Estimate(config)
       timing.compiled(start + 1, self._compiled, self._mesh)
       progress.start()
-      with interrupt.stop_requests() as request:
+      with signals.stop_requests() as request:
         for step in range(start + 1, config.steps + 1):
           last = step == config.steps
           logs = last or step % config.log_every == 0
@@ -311,7 +303,7 @@ def _still_live(live, runs, step, metrics) -> list[int]:
         runs[i].watcher.step(step, found, last_saved)
       left.append(i)
     except watch.NotFiniteError as error:
-      logging.say(f'{runs[i].files.path.name}: {error}')
+      messages.say(f'{runs[i].files.path.name}: {error}')
   return left
 
 

@@ -22,9 +22,10 @@ import jax
 from ml_collections import config_flags
 import numpy as np
 
-from flatmatch_jax import cli, logging, stacked, startup, traced, train, watch
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
+from flatmatch_jax import stacked, traced, train, watch
+from flatmatch_jax.system import cli, messages, startup
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -71,7 +72,7 @@ def sweep(
     member.files.check_config(member.config)
   startup.use_compilation_cache(config.compilation_cache)
   left = [m for m in members if not m.files.has('result.json')]
-  logging.say(
+  messages.say(
     f'{len(members)} members in {workdir}, {len(members) - len(left)} of them '
     'finished before.'
   )
@@ -160,13 +161,13 @@ def _train_group(members: list[Member], names, at_once) -> None:
       try:
         train.train_and_evaluate(member.config, str(member.files.path))
       except watch.NotFiniteError as error:
-        logging.say(f'{member.files.path.name}: {error}')
+        messages.say(f'{member.files.path.name}: {error}')
   pairs = [pair for pair, out in zip(pairs, alone, strict=True) if not out]
   if not pairs:
     return
   can = traced.traceable(pairs[0][0].config, names, dataset, pairs[0][1])
   if one_by_one := [name for name in names if name not in can]:
-    logging.say(
+    messages.say(
       f'{", ".join(one_by_one)} decides what is compiled: other values are '
       'other programs, one after another.'
     )

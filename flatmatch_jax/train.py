@@ -15,27 +15,31 @@ from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
-  distributed,
   estimate,
-  failures,
-  interrupt,
-  logging,
-  memory,
   plots,
   pretrained,
-  profile,
   reference,
   results,
-  sharding,
-  startup,
   watch,
 )
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
+from flatmatch_jax.progress import Progress
+from flatmatch_jax.system import (
+  distributed,
+  failures,
+  memory,
+  messages,
+  sharding,
+  signals,
+  startup,
+)
+from flatmatch_jax.system.files import writing
+from flatmatch_jax.system.trace import Trace
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
-from flatmatch_jax.workdir import Workdir, as_dict, versions, writing
+from flatmatch_jax.workdir import Workdir, as_dict, versions
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
@@ -50,7 +54,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
   with writing(files.path):
     distributed.check_shared(files.path)
   if files.has('result.json'):
-    logging.say(f'Finished before. {results.describe(files)}')
+    messages.say(f'Finished before. {results.describe(files)}')
     return program_lib.load_run(files).state
   first = distributed.is_first()  # It holds the lock for all.
   with files.lock() if first else contextlib.nullcontext():
@@ -107,7 +111,7 @@ def train_in(files: Workdir, config) -> TrainState:
   notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
   if (found := checkpoints.restore(state)) is not None:
     state, notes = found
-    logging.say(f'Going on from step {int(state.step)} of {config.steps}.')
+    messages.say(f'Going on from step {int(state.step)} of {config.steps}.')
   elif config.pretrained:
     weights = weights or read_weights(config.pretrained, shapes.params)
     state = start_from(weights, state)
@@ -136,21 +140,21 @@ def train_in(files: Workdir, config) -> TrainState:
   )
   unseen = probe_images(config, held_out)
   images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
-  progress = logging.Progress([files], start, config.steps, images)
+  progress = Progress([files], start, config.steps, images)
   timing = estimate.Estimate(config)
   watcher = watch_over(config, dataset, split, notes)
   expected = {}
   if distributed.is_first():
     described = files.read('dataset.json')
     expected = reference.find(as_dict(config), described['fingerprint'])
-  trace = profile.Trace(files.tensorboard, start, config.profile_steps)
+  trace = Trace(files.tensorboard, start, config.profile_steps)
   phases.done('log')
   feed: Any = None
   train: Any = None
   pending: Any = None
   signal: int | None = None
   try:
-    with failures.ending_together(), interrupt.stop_requests() as request:
+    with failures.ending_together(), signals.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
         if step > fix_at > 0 and data.fixed is None:
           data = add_fixed(config, files, program, dataset, split, state, data)
@@ -163,7 +167,7 @@ def train_in(files: Workdir, config) -> TrainState:
         if train is None:
           plain = step <= fix_at
           several = f' for {mesh.size} devices' if mesh.size > 1 else ''
-          logging.say(f'Compiling the step{several}.')
+          messages.say(f'Compiling the step{several}.')
           train = compile_step(
             program.pretrain_step if plain else program.step, given
           )
@@ -220,7 +224,7 @@ def train_in(files: Workdir, config) -> TrainState:
           break
     speed = progress.images_per_second()
     if isinstance(feed, Prefetch):
-      logging.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
+      messages.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
   finally:
     with contextlib.ExitStack() as closing:  # From last to first, all of them.
       closing.callback(checkpoints.close)
@@ -249,7 +253,7 @@ def train_in(files: Workdir, config) -> TrainState:
 
 def stop(signal: int | None, step: int) -> NoReturn:
   """Ends the process as one that was asked to stop."""
-  logging.say(
+  messages.say(
     f'Stopped by signal {signal}; step {step} is saved. '
     'The same command goes on from there.'
   )
@@ -275,7 +279,7 @@ def write_result(
       config, files, num_labeled, skipped, warnings, seconds, speed
     ),
   )
-  logging.say(results.describe(files))
+  messages.say(results.describe(files))
 
 
 def watch_over(config, dataset, split, notes, name='') -> watch.Watch:
@@ -305,7 +309,7 @@ def open_feed(config, views, data, start, over_batch):
 def read_weights(path: str, shapes):
   """The parameters of a file; those that it has not stay shapes."""
   params, report = pretrained.load(os.path.expanduser(path), shapes)
-  logging.say(f'{path}: {report.describe()}')
+  messages.say(f'{path}: {report.describe()}')
   return params
 
 
@@ -328,7 +332,7 @@ def compile_and_tell(function, state, given, shardings):
   began = time.perf_counter()
   jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
   compiled = jitted.lower(state, given).compile()
-  logging.say(
+  messages.say(
     f'Step compiled in {time.perf_counter() - began:.1f} s: '
     f'{estimate.flops_of(compiled) / 1e9:.2f} GFLOP'
     f'{" per device" * (jax.device_count() > 1)}.'
@@ -375,7 +379,7 @@ def add_fixed(config, files, program, dataset, split, state, data):
       dataset.train_labels,
     )
     files.write('fixed.json', chosen)
-    logging.say(
+    messages.say(
       f'Fixed the labels of {len(chosen["index"])} unlabeled images; '
       f'{chosen["accuracy"]}% of them are right.'
     )
@@ -491,7 +495,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
   if not files.has_steps():
     files.write('versions.json', versions())
   elif changed := files.read('versions.json').items() - versions().items():
-    logging.say(
+    messages.say(
       'The run began with other versions, so it may not go on to the bit: '
       f'{", ".join(" ".join(item) for item in sorted(changed))}.'
     )
@@ -507,14 +511,14 @@ def tell_data(config, dataset, split) -> None:
   few, many = min(counts), max(counts)
   per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
   held_out = f'{config.num_val} for validation, ' if config.num_val else ''
-  logging.say(
+  messages.say(
     f'{config.method} on {config.dataset}: {len(split.labeled)} labeled images '
     f'({per_class}), {len(split.unlabeled)} unlabeled, {held_out}'
     f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
     f'{includes} the unlabeled pool.'
   )
   if not results.selection(len(dataset.test_labels), config.num_val):
-    logging.say(
+    messages.say(
       'No errors will be measured: there are no test images, and '
       'config.num_val=0 holds none out.'
     )

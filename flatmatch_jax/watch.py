@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flatmatch_jax import logging
+from flatmatch_jax.system import messages
 from flatmatch_jax.train_step import MUST_BE_FINITE
 from flatmatch_jax.types import UserError
 
@@ -126,7 +126,7 @@ class Watch:
     """Warns of what a row of the log shows."""
     if (skipped := int(row['skipped_steps'])) > self._skipped:
       self._skipped = skipped
-      logging.say(
+      messages.say(
         f'{self._warning}{skipped} of {step} steps were skipped, because a '
         'loss or the gradient was not finite.'
       )
@@ -225,7 +225,7 @@ class Watch:
         f'{max(1, self._config.steps // 10)} to train on labeled images alone '
         'at first'
       )
-    logging.say(
+    messages.say(
       f'{self._warning}the run may be collapsing. At step {step} '
       f'{"; ".join(found.values())}. Start in another --workdir with '
       f'{remedies}, or more labels; method=supervised shows what the labels '

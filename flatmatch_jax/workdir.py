@@ -1,7 +1,6 @@
 """The files of a run, each written whole or not at all."""
 
 import contextlib
-import errno
 import fcntl
 import importlib.metadata
 import json
@@ -14,7 +13,8 @@ import socket
 
 import ml_collections
 
-from flatmatch_jax import distributed, files
+from flatmatch_jax.system import distributed, files
+from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import UserError
 
 # Fields that may change between two starts of one run: they say where and how
@@ -37,16 +37,6 @@ _ADDED = {
 }
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
-
-# What a disk says that is full, or not ours to write to.
-_REFUSALS = (
-  errno.ENOSPC,
-  errno.EDQUOT,
-  errno.EFBIG,
-  errno.EROFS,
-  errno.EACCES,
-  errno.EIO,
-)
 
 _MAX_METRICS = 2**28  # A run of the paper's length takes 2**23 bytes.
 
@@ -247,27 +237,6 @@ class Workdir:
     path = self.path / 'metrics.jsonl'
     with writing(path), path.open('a') as file:
       os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def writing(path: pathlib.Path):
-  """Turns what a disk refuses into a line that says what to do."""
-  try:
-    yield
-  except UserError:
-    raise
-  except Exception as error:
-    # Orbax passes on errors of tensorstore, which are a text only.
-    texts = map(os.strerror, _REFUSALS)
-    reason = next((text for text in texts if text in str(error)), '')
-    if isinstance(error, OSError):
-      reason = error.strerror or str(error)
-    if not reason:
-      raise
-    raise UserError(
-      f'Cannot write {path}: {reason}. What was saved before is intact; when '
-      'there is space and permission to write, the same command goes on.'
-    ) from error
 
 
 def as_dict(config) -> dict:

@@ -21,16 +21,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flatmatch_jax import (
-  logging,
-  methods,
-  models,
-  optimizer,
-  sharding,
-  train_step,
-)
+from flatmatch_jax import methods, models, optimizer, progress, train_step
 from flatmatch_jax.forward import make_forward
 from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
 
 NUM_CLASSES = 4
@@ -133,7 +127,7 @@ def stopped_after(monkeypatch):
   """Runs a function, and ends it when training has taken some steps."""
 
   def run(steps, function, *args):
-    step = logging.Progress.step
+    step = progress.Progress.step
 
     def stop(self):
       nonlocal steps
@@ -143,7 +137,7 @@ def stopped_after(monkeypatch):
         raise StoppedError
 
     with monkeypatch.context() as patch:
-      patch.setattr(logging.Progress, 'step', stop)
+      patch.setattr(progress.Progress, 'step', stop)
       with pytest.raises(StoppedError):
         function(*args)
 
@@ -161,7 +155,7 @@ def tiny_network():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(models, 'create', tiny)
     patch.setattr(
-      logging, '_tensorboard_writers', lambda workdirs: [None] * len(workdirs)
+      progress, '_tensorboard_writers', lambda workdirs: [None] * len(workdirs)
     )
     yield
 

@@ -23,11 +23,11 @@ import time
 from orbax.checkpoint._src.path import async_path
 import tqdm.std
 
-from flatmatch_jax import logging, train
+from flatmatch_jax import progress, train
 
 PLACES = {
   'compile': [(train, 'compile_and_tell')],
-  'step': [(logging.Progress, 'step')],
+  'step': [(progress.Progress, 'step')],
   'evaluate': [(train, 'evaluate')],
   'write': [
     (async_path, name)
@@ -56,7 +56,7 @@ def stop_at(place, count):
 
 
 def jump(seconds, steps=3):
-  step, clock, clock_ns = logging.Progress.step, time.time, time.time_ns
+  step, clock, clock_ns = progress.Progress.step, time.time, time.time_ns
   left = steps
   off = lambda: 0 if left > 0 else seconds
 
@@ -65,7 +65,7 @@ def jump(seconds, steps=3):
     step(self)
     left -= 1
 
-  logging.Progress.step = counted
+  progress.Progress.step = counted
   time.time = tqdm.std.time = lambda: clock() + off()
   time.time_ns = lambda: clock_ns() + off() * 10**9
 

@@ -14,8 +14,9 @@ import pytest
 import runs
 
 from configs import digits
-from flatmatch_jax import analyze, program, sharding, train
+from flatmatch_jax import analyze, program, train
 from flatmatch_jax.analysis.measures import ANALYSES
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Losses
 from flatmatch_jax.workdir import Workdir
 
@@ -165,7 +166,7 @@ def test_log_of_the_run_is_in_the_sharpness_figure(analyzed, probed, finished):
 def test_wrong_arguments_are_one_line(
   args, words, tmp_path, monkeypatch, capsys
 ):
-  from flatmatch_jax import cli
+  from flatmatch_jax.system import cli
 
   argv = ['analyze', '--workdir', str(tmp_path), *args]
   monkeypatch.setattr('sys.argv', argv)

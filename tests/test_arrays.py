@@ -7,7 +7,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from flatmatch_jax import data, memory
+from flatmatch_jax import data
+from flatmatch_jax.system import memory
 from flatmatch_jax.types import UserError
 
 

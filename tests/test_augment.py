@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 import pytest
 
-from flatmatch_jax import sharding
 from flatmatch_jax.data import augment, randaugment
+from flatmatch_jax.system import sharding
 
 PAD = 4
 

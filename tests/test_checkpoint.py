@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flatmatch_jax import sharding
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.checksum import checksum
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import UserError
 
 ERRORS = {1: 9.0, 2: 5.0, 3: 7.0, 4: 8.0}  # Steps 2, 3 and 4 are kept.

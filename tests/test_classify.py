@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from flatmatch_jax import classify, sharding
+from flatmatch_jax import classify
 from flatmatch_jax.data import resident
+from flatmatch_jax.system import sharding
 
 
 class Mean:

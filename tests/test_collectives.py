@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks import steps
 from configs import cifar10
-from flatmatch_jax import hlo, program, sharding, train
+from flatmatch_jax import hlo, program, train
 from flatmatch_jax.data import augment
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import DatasetInfo
 
 CLASSES = 10

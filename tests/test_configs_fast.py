@@ -7,7 +7,7 @@ import pytest
 
 from configs import cifar10_fast, folder, npz, tfds
 from flatmatch_jax import config as config_lib
-from flatmatch_jax import startup
+from flatmatch_jax.system import startup
 from flatmatch_jax.types import UserError
 
 

@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 import runs
 
-from flatmatch_jax import hlo, methods, sharding
+from flatmatch_jax import hlo, methods
 from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Prediction
 
 LABELED, UNLABELED = 16, 32
@@ -189,7 +190,7 @@ def test_one_two_and_eight_devices_agree_and_keep_their_images(case):
 # Without `settle` XLA ends this process: two programs wait for each other.
 OVERLAP = """
 import jax, jax.numpy as jnp
-from flatmatch_jax import sharding
+from flatmatch_jax.system import sharding
 
 mesh = sharding.make_mesh()
 x = jax.device_put(jnp.ones((64, 256)), sharding.over_batch(mesh))

@@ -9,7 +9,8 @@ from orbax.checkpoint._src.path import async_path
 import pytest
 from test_sweep import make_config
 
-from flatmatch_jax import files, sweep, train
+from flatmatch_jax import sweep, train
+from flatmatch_jax.system import files
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 

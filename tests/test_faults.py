@@ -11,7 +11,7 @@ import lab as lab_lib
 import pytest
 import runs
 
-from flatmatch_jax import logging
+from flatmatch_jax import progress
 
 
 @pytest.fixture(scope='module')
@@ -56,13 +56,13 @@ def test_bar_does_not_follow_a_clock_that_is_set(monkeypatch, capsys):
   now = [1e9]
   monkeypatch.setattr('tqdm.std.time', lambda: now[0])
   monkeypatch.setattr('sys.stderr.isatty', lambda: True)
-  monkeypatch.setattr(logging, '_tensorboard_writers', lambda workdirs: [])
-  progress = logging.Progress([], 0, 10, images=1)
+  monkeypatch.setattr(progress, '_tensorboard_writers', lambda workdirs: [])
+  shown = progress.Progress([], 0, 10, images=1)
   for jump in (-faults_others.DAY, 1000 * faults_others.DAY):
     now[0] += jump
-    progress.step()
-    assert 0 <= progress._bar.format_dict['elapsed'] < faults_others.DAY
-  progress.close()
+    shown.step()
+    assert 0 <= shown._bar.format_dict['elapsed'] < faults_others.DAY
+  shown.close()
 
 
 def test_fault_that_cannot_be_made_here_is_not_passed_over(monkeypatch, capsys):

@@ -17,10 +17,11 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from flatmatch_jax import checkpoint, files, program, weight_files
+from flatmatch_jax import checkpoint, program
 from flatmatch_jax import config as config_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import arrays, cache, images, splits
+from flatmatch_jax.system import array_files, files
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -207,7 +208,7 @@ HEADER = {
 def check_weights(path, content):
   path.write_bytes(content)
   try:
-    with weight_files.open_arrays(str(path)) as found:
+    with array_files.open_arrays(str(path)) as found:
       for stored in found.values():
         if np.prod(stored.shape, dtype=float) < 1e6:  # As a network's are.
           values = stored.read()

@@ -10,18 +10,18 @@ import runs
 
 ALONE = """
 import os, signal
-from flatmatch_jax import interrupt, logging
-with interrupt.stop_requests() as request:
+from flatmatch_jax.system import messages, signals
+with signals.stop_requests() as request:
   os.kill(os.getpid(), signal.SIGINT)
-  logging.say('Saving.')
+  messages.say('Saving.')
 print(request.signal, flush=True)
 os._exit(0)
 """
 
 RUN = """
 import os, pathlib, sys, time
-from flatmatch_jax import interrupt
-with interrupt.stop_requests() as request:
+from flatmatch_jax.system import signals
+with signals.stop_requests() as request:
   pathlib.Path('group').write_text(str(os.getpgid(0)))
   pathlib.Path('ready').touch()
   while not request.signal:
@@ -63,8 +63,8 @@ def test_run_is_saved_when_nobody_reads_its_log():
 
 TWICE = """
 import os, signal
-from flatmatch_jax import interrupt
-with interrupt.stop_requests() as request:
+from flatmatch_jax.system import signals
+with signals.stop_requests() as request:
   os.kill(os.getpid(), signal.SIGINT)
   assert request.signal == signal.SIGINT
   os.kill(os.getpid(), signal.SIGINT)

@@ -14,8 +14,9 @@ from PIL import Image
 import pytest
 import runs
 
-from flatmatch_jax import cli, data, evaluate, predict, program
+from flatmatch_jax import data, evaluate, predict, program
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.system import cli
 from flatmatch_jax.workdir import Workdir
 
 

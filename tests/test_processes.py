@@ -14,7 +14,8 @@ import runs
 import test_records
 import tiny_main
 
-from flatmatch_jax import clusters, distributed, models, program
+from flatmatch_jax import models, program
+from flatmatch_jax.system import clusters, distributed
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -188,7 +189,7 @@ import sys
 import jax
 import numpy as np
 
-from flatmatch_jax import distributed, sharding
+from flatmatch_jax.system import distributed, sharding
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.types import UserError
 
@@ -384,7 +385,7 @@ def test_slurm_step_joins_by_itself(env, tmp_path):
   }
   envs = [env | slurm | {'SLURM_PROCID': str(n)} for n in range(2)]
   script = (
-    'import jax; from flatmatch_jax import distributed; '
+    'import jax; from flatmatch_jax.system import distributed; '
     'distributed.connect(); print(jax.process_index(), jax.process_count())'
   )
   with contextlib.ExitStack() as stack:
@@ -402,7 +403,8 @@ import sys
 import jax
 import numpy as np
 
-from flatmatch_jax import classify, distributed, sharding
+from flatmatch_jax import classify
+from flatmatch_jax.system import distributed, sharding
 from flatmatch_jax.data import splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 

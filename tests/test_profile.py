@@ -8,7 +8,8 @@ import pytest
 import tiny_main
 
 from configs import digits
-from flatmatch_jax import checkpoint, logging, models, profile, train
+from flatmatch_jax import checkpoint, models, progress, train
+from flatmatch_jax.system.trace import Trace
 from flatmatch_jax.workdir import Workdir
 
 
@@ -23,7 +24,7 @@ def traced_steps(folder):
 
 def test_a_run_traces_as_many_steps_as_asked_for(tmp_path, monkeypatch, capfd):
   monkeypatch.setattr(models, 'create', tiny_main.create)
-  monkeypatch.setattr(logging, '_tensorboard_writers', lambda _: [None])
+  monkeypatch.setattr(progress, '_tensorboard_writers', lambda _: [None])
   config = digits.get_config('method=supervised')
   config.update(steps=6, batch_size=8, unlabeled_batch_size=8, profile_steps=2)
   train.train_and_evaluate(config, str(tmp_path))
@@ -47,19 +48,19 @@ def take(trace, steps):
 def test_a_trace_begins_after_two_steps_and_ends_with_the_run(
   steps, found, tmp_path
 ):
-  take(profile.Trace(tmp_path, start=10, steps=3), steps)
+  take(Trace(tmp_path, start=10, steps=3), steps)
   assert traced_steps(tmp_path) == found
 
 
 def test_nothing_is_traced_by_default(tmp_path, capfd):
   number = digits.get_config().profile_steps
-  take(profile.Trace(tmp_path, start=0, steps=number), range(1, 9))
+  take(Trace(tmp_path, start=0, steps=number), range(1, 9))
   assert not list(tmp_path.iterdir())
   assert not capfd.readouterr().err
 
 
 def test_run_that_ends_before_its_trace_says_so(tmp_path, capfd):
-  take(profile.Trace(tmp_path, start=10, steps=3), [11, 12])
+  take(Trace(tmp_path, start=10, steps=3), [11, 12])
   assert not list(tmp_path.iterdir())
   said = capfd.readouterr().err
   assert said.count('Nothing is traced') == 1
@@ -81,7 +82,7 @@ def test_steps_outside_are_waited_for_before_a_trace_begins_and_ends(
   for name in ('start_trace', 'stop_trace'):
     note = lambda *_, name=name: happened.append(name)
     monkeypatch.setattr(jax.profiler, name, note)
-  trace = profile.Trace(tmp_path, start=10, steps=3)
+  trace = Trace(tmp_path, start=10, steps=3)
   for step in range(11, 19):
     with trace.step(step, Pending(step - 1)):
       pass
@@ -91,7 +92,7 @@ def test_steps_outside_are_waited_for_before_a_trace_begins_and_ends(
 
 def test_trace_survives_an_error_of_the_last_checkpoint(tmp_path, monkeypatch):
   monkeypatch.setattr(models, 'create', tiny_main.create)
-  monkeypatch.setattr(logging, '_tensorboard_writers', lambda _: [None])
+  monkeypatch.setattr(progress, '_tensorboard_writers', lambda _: [None])
 
   def fail(checkpoints):
     raise OSError(5, 'Input/output error')

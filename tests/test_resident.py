@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from flatmatch_jax import sharding
 from flatmatch_jax.data import resident, sources, splits
+from flatmatch_jax.system import sharding
 
 VIEWS = ('weak', 'strong')
 

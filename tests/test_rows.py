@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flatmatch_jax import rows
+from flatmatch_jax.system import rows
 
 
 def test_arrays_take_turns():

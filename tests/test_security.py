@@ -8,7 +8,8 @@ import re
 import jax
 import pytest
 
-from flatmatch_jax import distributed, files, logging, plots, predict
+from flatmatch_jax import plots, predict
+from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -200,8 +201,8 @@ def test_figures_are_whole_or_the_old_ones(tmp_path, monkeypatch):
   ],
 )
 def test_terminals_are_not_steered(text, shown, capsys):
-  assert logging.printable(text) == shown
-  logging.say(text)
+  assert messages.printable(text) == shown
+  messages.say(text)
   assert capsys.readouterr().err.endswith(f'] {shown}\n')
 
 

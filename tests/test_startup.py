@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import cifar10
-from flatmatch_jax import startup
+from flatmatch_jax.system import startup
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -191,7 +191,7 @@ def test_cores_that_a_batch_can_be_divided_by(sizes, parts, cores, devices):
 USE = """
 import os, sys
 from configs import cifar10, digits
-from flatmatch_jax import startup
+from flatmatch_jax.system import startup
 startup._cores = lambda: 4
 config = (cifar10 if sys.argv[1] == 'cifar10' else digits).get_config()
 startup.use_cores(config)

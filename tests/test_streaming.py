@@ -13,7 +13,7 @@ import pytest
 from test_records import encode, picture, prepare
 
 from configs import imagenet, imagenet30
-from flatmatch_jax import classify, evaluate, program, sharding, train
+from flatmatch_jax import classify, evaluate, program, train
 from flatmatch_jax.data import (
   crops,
   frames,
@@ -25,6 +25,7 @@ from flatmatch_jax.data import (
 )
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.report import predictions
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -582,7 +583,7 @@ def test_process_ends_while_a_stream_is_open(folder):
   code = f"""
 import sys
 import jax, numpy as np
-from flatmatch_jax import sharding
+from flatmatch_jax.system import sharding
 from flatmatch_jax.data import splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 print({{'tensorflow', 'tensorflow_datasets'}} & set(sys.modules))

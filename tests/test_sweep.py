@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 
 from configs import digits
+from flatmatch_jax import data as data_lib
 from flatmatch_jax import (
-  cli,
   evaluate,
-  logging,
   methods,
   program,
+  progress,
   stacked,
   sweep,
   traced,
   train,
   watch,
 )
-from flatmatch_jax import data as data_lib
 from flatmatch_jax.data import resident
+from flatmatch_jax.system import cli
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -170,9 +170,9 @@ def test_member_that_stops_is_named_and_leaves_the_others_alone(
   config = make_config('supervised', eval_every=4, probe_every=0)
   config.max_skipped = 1
   rates = ['0.05', '1e30', '0.1']
-  step, counted = logging.Progress.step, []
+  step, counted = progress.Progress.step, []
   monkeypatch.setattr(
-    logging.Progress,
+    progress.Progress,
     'step',
     lambda self: (step(self), counted.append(self.runs)),
   )
@@ -221,15 +221,15 @@ def test_sweep_ends_when_all_members_have_stopped(
 def test_speed_is_of_the_members_that_go_on(tmp_path, monkeypatch):
   now = [0.0]
   clock = types.SimpleNamespace(perf_counter=lambda: now[0])
-  monkeypatch.setattr(logging, 'time', clock)
-  monkeypatch.setattr(logging, '_tensorboard_writers', lambda _: [None] * 2)
-  progress = logging.Progress([Workdir(str(tmp_path))] * 2, 0, 9, images=10)
+  monkeypatch.setattr(progress, 'time', clock)
+  monkeypatch.setattr(progress, '_tensorboard_writers', lambda _: [None] * 2)
+  shown = progress.Progress([Workdir(str(tmp_path))] * 2, 0, 9, images=10)
   now[0] = 5.0
-  progress.start()
-  for progress.runs in (2, 1):
-    progress.step()
+  shown.start()
+  for shown.runs in (2, 1):
+    shown.step()
     now[0] += 1.0
-  assert progress.images_per_second() == (20 + 10) / 2
+  assert shown.images_per_second() == (20 + 10) / 2
 
 
 def test_request_to_stop_is_kept_when_the_last_member_stops(
@@ -258,7 +258,7 @@ def test_request_to_stop_in_the_last_step_is_kept(
   tmp_path, monkeypatch, capsys, compiled
 ):
   """The members of that stack are done; those of the next have not begun."""
-  step = logging.Progress.step
+  step = progress.Progress.step
   taken = []
 
   def interrupted(self):
@@ -267,7 +267,7 @@ def test_request_to_stop_in_the_last_step_is_kept(
     if len(taken) == STEPS:
       os.kill(os.getpid(), signal.SIGTERM)
 
-  monkeypatch.setattr(logging.Progress, 'step', interrupted)
+  monkeypatch.setattr(progress.Progress, 'step', interrupted)
   config = make_config('supervised', eval_every=STEPS, probe_every=0)
   seeds = {'seed': list(range(2 * jax.device_count()))}
   with pytest.raises(SystemExit) as end:

@@ -6,8 +6,9 @@ import pytest
 from benchmarks import hlo_bytes, pod_arithmetic, tpu_compile
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from configs import cifar10, imagenet
-from flatmatch_jax import models, sharding
+from flatmatch_jax import models
 from flatmatch_jax.data.resident import Resident
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, UserError
 
 CHIP = Chip(flops=100e12, bandwidth=1e12, memory=16e9, links=200e9)

@@ -10,7 +10,9 @@ import socket
 import ml_collections
 import pytest
 
-from flatmatch_jax import distributed, workdir
+from flatmatch_jax import workdir
+from flatmatch_jax.system import distributed
+from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 
@@ -282,7 +284,7 @@ def test_metrics_that_cannot_be_written_are_a_line(files):
 
 
 def test_errors_of_the_program_stay_as_they_are(files):
-  with pytest.raises(IndexError), workdir.writing(files.path):
+  with pytest.raises(IndexError), writing(files.path):
     files.metrics()[0]
 
 

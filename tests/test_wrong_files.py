@@ -18,18 +18,17 @@ from test_wrong_input import check_line, file, start
 
 from flatmatch_jax import (
   analyze,
-  cli,
   data,
   evaluate,
   experiments,
   predict,
   program,
-  sharding,
   train,
 )
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import images, preview, splits
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.system import cli, sharding
 from flatmatch_jax.types import DatasetInfo, UserError
 from flatmatch_jax.workdir import Workdir
 

@@ -10,8 +10,9 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from flatmatch_jax import cli, methods, recipes, rules, train
 from flatmatch_jax import config as config_lib
+from flatmatch_jax import methods, recipes, rules, train
+from flatmatch_jax.system import cli
 from flatmatch_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent

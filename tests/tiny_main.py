@@ -17,7 +17,8 @@ import time
 import conftest
 import jax
 
-from flatmatch_jax import distributed, logging, models
+from flatmatch_jax import models, progress
+from flatmatch_jax.system import distributed
 
 
 def create(name, num_classes, *args, **kwargs):
@@ -28,7 +29,7 @@ def create(name, num_classes, *args, **kwargs):
 
 
 def signal_after(step, name, number):
-  inner, taken = logging.Progress.step, 0
+  inner, taken = progress.Progress.step, 0
 
   def hooked(self):
     nonlocal taken
@@ -44,7 +45,7 @@ def signal_after(step, name, number):
     if taken >= step and distributed.several():
       time.sleep(1)
 
-  logging.Progress.step = hooked
+  progress.Progress.step = hooked
 
 
 if __name__ == '__main__':

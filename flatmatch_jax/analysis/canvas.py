@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from flatmatch_jax import files
+from flatmatch_jax.system import files
 
 
 def make(rows: int, columns: int, width: float, height: float):

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax import sharding
 from flatmatch_jax.models import vit
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import PyTree
 
 

@@ -12,8 +12,8 @@ import zipfile
 
 import numpy as np
 
-from flatmatch_jax import memory, weight_files
 from flatmatch_jax.data.sources import Dataset
+from flatmatch_jax.system import array_files, memory
 from flatmatch_jax.types import UserError
 
 _NEEDED = ('labeled_images', 'labeled_labels', 'unlabeled_images')
@@ -32,7 +32,7 @@ def load(data_dir: str | os.PathLike | None) -> Dataset:
     _check_sizes(path)
     with np.load(path, allow_pickle=False) as file:
       dataset = _dataset({name: file[name] for name in file.files})
-  except weight_files.BROKEN as e:
+  except array_files.BROKEN as e:
     raise UserError(
       f'{path} cannot be used: {str(e).rstrip(".")}. Write it anew, or '
       'put back a copy; docs/own_images.md says what it must hold.'
@@ -70,7 +70,7 @@ def _check_sizes(path):
         'images'
       )
     for info in members.values():
-      weight_files.check_npy(file, info)
+      array_files.check_npy(file, info)
 
 
 def _dataset(arrays):

@@ -18,8 +18,8 @@ import zlib
 import numpy as np
 import PIL
 
-from flatmatch_jax import files, logging, weight_files
 from flatmatch_jax.data import images
+from flatmatch_jax.system import array_files, files, messages
 
 FOLDER = '.flatmatch_jax'
 
@@ -61,7 +61,7 @@ def load(
     ):
       raise ValueError('it tells of other images')
     with file.open('rb') as stored:
-      header = weight_files.npy_header('images', stored)
+      header = array_files.npy_header('images', stored)
       if header != ((rows, *shape), False, np.uint8):
         raise ValueError('it holds other images')
       pixels = images.empty(rows, shape)
@@ -70,7 +70,7 @@ def load(
     if zlib.crc32(pixels.data) != about['crc32']:
       raise ValueError('its checksum is wrong')
   except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-    logging.say(f'{file} is damaged ({error}); the images are read again.')
+    messages.say(f'{file} is damaged ({error}); the images are read again.')
     return None
   return pixels, unreadable
 
@@ -96,4 +96,4 @@ def store(
       if old.stem != file.stem and not (old.suffix == '.tmp' and young):
         old.unlink(missing_ok=True)
   except OSError as error:
-    logging.say(f'The decoded images are not kept for the next run: {error}.')
+    messages.say(f'The decoded images are not kept for the next run: {error}.')

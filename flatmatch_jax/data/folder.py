@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatmatch_jax import logging
 from flatmatch_jax.data import cache, images
 from flatmatch_jax.data.sources import Dataset
+from flatmatch_jax.system import messages
 from flatmatch_jax.types import UserError
 
 
@@ -55,7 +55,7 @@ def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
   _check(class_names, parts)
   if stored is None:
     cache.store(file, pixels, unreadable)
-  logging.say(_describe(class_names, parts))
+  messages.say(_describe(class_names, parts))
   labels = np.array([x for part in parts for x in part.labels], np.int32)
   train = len(parts[0].paths) + len(parts[1].paths)
   return Dataset(
@@ -85,7 +85,7 @@ def _root(data_dir):
     ('unlabeled', 'images without labels'),
   ):
     if not (root / name).is_dir():
-      inside = logging.some(sorted(path.name for path in root.iterdir()))
+      inside = messages.some(sorted(path.name for path in root.iterdir()))
       raise UserError(
         f'{root} has no folder {name}/ (it holds: {inside}); put {content} '
         'there.'
@@ -108,8 +108,8 @@ def _find(root):
     if name not in class_names:
       raise UserError(
         f'Class {name!r} of {test} is not in {labeled}, which has: '
-        f'{logging.some(class_names)}; rename or remove it, or label images of '
-        'it.'
+        f'{messages.some(class_names)}; rename or remove it, or label images '
+        'of it.'
       )
   test_part = test_part._replace(
     labels=[class_names.index(tested[label]) for label in test_part.labels]
@@ -149,13 +149,13 @@ def _check(class_names, parts):
   if len(class_names) < 2:
     raise UserError(
       f'{labeled.folder} has {len(class_names)} class folders '
-      f'({logging.some(class_names)}); a classifier needs at least two, as '
+      f'({messages.some(class_names)}); a classifier needs at least two, as '
       'labeled/CLASS/*.jpg.'
     )
   if absent := _absent(class_names, labeled):
     raise UserError(
       f'{len(absent)} of {len(class_names)} classes have no readable image in '
-      f'{labeled.folder}: {logging.some(absent)}; add one to each, or remove '
+      f'{labeled.folder}: {messages.some(absent)}; add one to each, or remove '
       'its folder.'
     )
   if not unlabeled.paths:
@@ -216,12 +216,12 @@ def _check_skipped(root, parts):
       raise UserError(
         f'{len(names)} of the {files} files in {part.folder} are not readable '
         'images, and at most 10 or one in twenty are skipped: '
-        f'{logging.some(names)}. Repair them, or move them elsewhere.'
+        f'{messages.some(names)}. Repair them, or move them elsewhere.'
       )
     if names:
-      logging.say(
+      messages.say(
         f'Skipped {len(names)} of the {files} files in {part.folder}: '
-        f'{logging.some(names)}.'
+        f'{messages.some(names)}.'
       )
 
 
@@ -230,12 +230,12 @@ def _describe(class_names, parts):
   labeled, unlabeled, test = parts
   counts = _counts(class_names, labeled)
   each = f'{len(counts)} classes of {min(counts)} to {max(counts)} images'
-  if len(counts) <= logging.SHOWN:
+  if len(counts) <= messages.SHOWN:
     pairs = zip(class_names, counts, strict=True)
     each = ', '.join(f'{name} {count:,}' for name, count in pairs)
   unbalanced = ' (unbalanced)' if min(counts) < max(counts) else ''
   untested = _absent(class_names, test) if test.paths else []
-  none_of = f', none of {logging.some(untested)}' if untested else ''
+  none_of = f', none of {messages.some(untested)}' if untested else ''
   return (
     f'labeled: {each}{unbalanced}; {len(unlabeled.paths):,} unlabeled; '
     f'{len(test.paths):,} test{none_of}.'

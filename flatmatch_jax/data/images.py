@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from flatmatch_jax import memory
+from flatmatch_jax.system import memory
 from flatmatch_jax.types import UserError
 
 EXTENSIONS = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff')

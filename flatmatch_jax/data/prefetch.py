@@ -8,7 +8,7 @@ import time
 
 import jax
 
-from flatmatch_jax import sharding
+from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch
 
 

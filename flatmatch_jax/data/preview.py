@@ -16,9 +16,10 @@ import jax
 import numpy as np
 from PIL import Image, ImageDraw
 
-from flatmatch_jax import cli, data, files
 from flatmatch_jax import config as config_lib
+from flatmatch_jax import data
 from flatmatch_jax.data import augment, randaugment, splits
+from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
 
 COLUMNS = 10

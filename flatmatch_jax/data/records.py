@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
-from flatmatch_jax import logging, weight_files
+from flatmatch_jax.system import array_files, messages
 from flatmatch_jax.types import UserError
 
 _FRAME = 16  # Bytes around a record: length, its checksum, data's checksum.
@@ -129,7 +129,7 @@ def open_split(
   found = (_load(index, names, sizes, counts, classes) for index in indices)
   columns = next((columns for columns in found if columns), None)
   if columns is None:
-    logging.say(
+    messages.say(
       f'Reading all {len(paths)} files of {builder.info.full_name}, split '
       f'{split!r}, to index them ({sizes.sum() / 1e9:.1f} GB, only once).'
     )
@@ -270,14 +270,14 @@ def _load(
       if sum(info.file_size for info in archive.infolist()) > room:
         return None
       for info in archive.infolist():
-        weight_files.check_npy(archive, info)
+        array_files.check_npy(archive, info)
     raw.seek(0)
     content = np.load(raw, allow_pickle=False)
     same = np.array_equal(content['names'], names)
     if not same or not np.array_equal(content['sizes'], sizes):
       return None
     columns = {name: content[name] for name in _COLUMNS}
-  except (tf.errors.OpError, *weight_files.BROKEN, KeyError):
+  except (tf.errors.OpError, *array_files.BROKEN, KeyError):
     return None
   return columns if _fits(columns, sizes, counts, num_classes) else None
 
@@ -316,7 +316,7 @@ def _save(paths: list[str], columns: dict[str, np.ndarray]) -> None:
     except (tf.errors.OpError, OSError):
       with contextlib.suppress(tf.errors.OpError, OSError):
         tf.io.gfile.remove(part)
-  logging.say(
+  messages.say(
     f'The index is not kept for the next run: none of {", ".join(paths)} can '
     'be written.'
   )

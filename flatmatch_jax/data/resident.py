@@ -11,8 +11,8 @@ import flax.struct
 import jax
 import numpy as np
 
-from flatmatch_jax import sharding as sharding_lib
 from flatmatch_jax.data import augment
+from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch
 
 

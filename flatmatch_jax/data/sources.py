@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from flatmatch_jax.data import images
-from flatmatch_jax.logging import quiet_tensorflow
+from flatmatch_jax.system.messages import quiet_tensorflow
 from flatmatch_jax.types import UserError
 
 

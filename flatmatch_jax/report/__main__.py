@@ -12,8 +12,8 @@ table as .csv and .tex beside it.
 import os
 import pathlib
 
-from flatmatch_jax import cli, files, logging
 from flatmatch_jax.report import comparison, export, predictions, runs, single
+from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.types import UserError
 
 
@@ -64,7 +64,7 @@ def one_page(run: runs.RunFiles, data_dir: str | None) -> str:
     found, reason = predictions.predict(run.files, data_dir), ''
   except UserError as error:
     found, reason = None, str(error)
-    logging.say(f'No predictions in the report: {reason}')
+    messages.say(f'No predictions in the report: {reason}')
   return single.render(run, found, reason)
 
 

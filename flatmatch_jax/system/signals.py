@@ -7,7 +7,7 @@ import threading
 
 from jax.experimental import multihost_utils
 
-from flatmatch_jax import distributed
+from flatmatch_jax.system import distributed
 
 
 class StopRequest:

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from flatmatch_jax import distributed, logging
-from flatmatch_jax.workdir import writing
+from flatmatch_jax.system import distributed, messages
+from flatmatch_jax.system.files import writing
 
 _BEFORE = 2  # Steps of a start that warm up caches and are not of interest.
 
@@ -50,7 +50,7 @@ class Trace:
     """Ends a trace that is on, and writes it."""
     if self._waits:
       self._waits = False
-      logging.say(
+      messages.say(
         f'Nothing is traced: the first {_BEFORE} steps of a start are not, and '
         f'the run ended before step {self._first}.'
       )
@@ -60,7 +60,7 @@ class Trace:
     jax.block_until_ready(pending)
     with writing(self._folder):
       jax.profiler.stop_trace()
-    logging.say(
+    messages.say(
       f'Steps {self._first} to {self._last} are traced: look at '
       f"{self._folder} in TensorBoard's profiler, or at the .json.gz in it in "
       'ui.perfetto.dev.'

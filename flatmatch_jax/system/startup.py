@@ -11,7 +11,7 @@ import time
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from flatmatch_jax import logging
+from flatmatch_jax.system import messages
 from flatmatch_jax.types import UserError
 
 # Device files of NVIDIA (the last one under Windows), of TPUs, and of AMD.
@@ -106,7 +106,7 @@ class Phases:
   def tell(self) -> None:
     parts = ', '.join(f'{k} {v:.1f}' for k, v in self._seconds.items())
     total = sum(self._seconds.values())
-    logging.say(f'The first step was done after {total:.1f} s: {parts}.')
+    messages.say(f'The first step was done after {total:.1f} s: {parts}.')
 
 
 def use_compilation_cache(folder: str) -> None:
@@ -147,7 +147,7 @@ def _private_folder() -> str:
   if os.path.isabs(path) and not (reason := _make_folder(path)):
     reason = _why_unsafe(path)
   if reason:
-    logging.say(f'Compiled programs are not kept in {path}: {reason}.')
+    messages.say(f'Compiled programs are not kept in {path}: {reason}.')
     return ''
   with contextlib.suppress(OSError):  # Other runs may delete as well.
     _trim(path, _MOST_BYTES)

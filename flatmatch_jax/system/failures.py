@@ -11,7 +11,7 @@ import traceback
 
 import jax
 
-from flatmatch_jax import cli, distributed, logging
+from flatmatch_jax.system import cli, distributed, messages
 
 _FAILED = 'flatmatch_jax/failed'  # Of which process, with which exit code, why.
 _LINGER = 10  # Seconds for which the dying wait until all have heard of it.
@@ -46,7 +46,7 @@ def _describe(error) -> tuple[int, str]:
   """The exit code, and a line for people."""
   if found := cli.describe(error):
     return found
-  line = logging.printable(' '.join(str(error).split()))
+  line = messages.printable(' '.join(str(error).split()))
   if re.search('gloo|nccl|coordination service', line, re.IGNORECASE):
     return 1, (
       f'error: lost another process ({line[:200]}). The same command, started '

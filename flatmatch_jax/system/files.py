@@ -13,6 +13,16 @@ from flatmatch_jax.types import UserError
 
 _MAX_JSON = 2**26  # A split of ImageNet takes 2**24 bytes.
 
+# What a disk says that is full, or not ours to write to.
+_REFUSALS = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EFBIG,
+  errno.EROFS,
+  errno.EACCES,
+  errno.EIO,
+)
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, mode='wb', **options) -> Iterator[Any]:
@@ -35,6 +45,27 @@ def replacing(path: str | os.PathLike, mode='wb', **options) -> Iterator[Any]:
   except BaseException:
     temporary.unlink(missing_ok=True)
     raise
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path):
+  """Turns what a disk refuses into a line that says what to do."""
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:
+    # Orbax passes on errors of tensorstore, which are a text only.
+    texts = map(os.strerror, _REFUSALS)
+    reason = next((text for text in texts if text in str(error)), '')
+    if isinstance(error, OSError):
+      reason = error.strerror or str(error)
+    if not reason:
+      raise
+    raise UserError(
+      f'Cannot write {path}: {reason}. What was saved before is intact; when '
+      'there is space and permission to write, the same command goes on.'
+    ) from error
 
 
 def sync_folder(path: pathlib.Path) -> None:

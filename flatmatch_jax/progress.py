@@ -1,9 +1,6 @@
 """What a run tells: a bar on a terminal, lines in a log, files for later."""
 
-from collections.abc import Sequence
-import contextlib
 import datetime
-import os
 import statistics
 import sys
 import time
@@ -11,36 +8,9 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from flatmatch_jax import distributed
-from flatmatch_jax.workdir import Workdir, writing
-
-SHOWN = 10  # Names in a list; the rest is a number.
-
-
-def say(text: str) -> None:
-  """One line on standard error, above the progress bar if there is one.
-
-  Nothing where nobody reads it any more: a run goes on without its log.
-  """
-  if not distributed.is_first():
-    return
-  line = f'[{time.strftime("%H:%M:%S")}] {printable(text)}'
-  with contextlib.suppress(BrokenPipeError):
-    tqdm.write(line, file=sys.stderr)
-
-
-def printable(text: str) -> str:
-  """With escapes for what would steer a terminal: names come from anywhere."""
-  return ''.join(
-    c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
-  )
-
-
-def some(names: Sequence[str]) -> str:
-  """The first few, and how many more."""
-  text = ', '.join(names[:SHOWN]) or 'nothing'
-  more = len(names) - SHOWN
-  return f'{text} and {more} more' if more > 0 else text
+from flatmatch_jax.system import distributed, messages
+from flatmatch_jax.system.files import writing
+from flatmatch_jax.workdir import Workdir
 
 
 def _make_bar(step: int, steps: int) -> tqdm:
@@ -135,7 +105,7 @@ class Progress:
     images = (self._steps - step) * self.runs * self._images
     left = images / speed if speed else 0
     eta = datetime.timedelta(seconds=round(left))
-    say(
+    messages.say(
       f'step {step}/{self._steps} {" ".join(parts)} '
       f'{speed:.0f} images/s, {eta} left'
     )
@@ -155,23 +125,14 @@ class Progress:
           tensorboard.close()
 
 
-def quiet_tensorflow() -> None:
-  """To be called before its import, which else tells of the CPU it found.
-
-  Here it reads and writes files: oneDNN, whose use it announces, has no part.
-  """
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
-  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-
-
 def _tensorboard_writers(workdirs):
   """clu's writers; None, said aloud, where TensorFlow is not installed."""
   if not distributed.is_first():
     return [None] * len(workdirs)
-  quiet_tensorflow()
+  messages.quiet_tensorflow()
   try:
     from clu import metric_writers  # Loads TensorFlow: seconds.
   except ImportError as error:
-    say(f'No TensorBoard events: {error}.')
+    messages.say(f'No TensorBoard events: {error}.')
     return [None] * len(workdirs)
   return [metric_writers.SummaryWriter(str(w.tensorboard)) for w in workdirs]

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax import clusters, sharding
+from flatmatch_jax.system import clusters, sharding
 from flatmatch_jax.types import UserError
 
 _DAY = 24 * 60 * 60 * 1000  # Milliseconds.

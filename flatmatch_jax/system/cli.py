@@ -12,7 +12,7 @@ import warnings
 from absl import flags
 import ml_collections
 
-from flatmatch_jax import logging
+from flatmatch_jax.system import messages
 from flatmatch_jax.types import UserError, did_you_mean
 
 # What absl says of a wrong type, and what the user should read.
@@ -70,9 +70,9 @@ def describe(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, KeyboardInterrupt):
     return 130, 'Stopped by Ctrl-C.'
   if isinstance(error, UserError):
-    return 2, f'error: {logging.printable(str(error))}'
+    return 2, f'error: {messages.printable(str(error))}'
   if isinstance(error, OSError) and error.errno in _REFUSALS:
-    line = logging.printable(f'{error}; {_REFUSALS[error.errno]}.')
+    line = messages.printable(f'{error}; {_REFUSALS[error.errno]}.')
     return 2, f'error: {line}'
   return None
 

@@ -1,0 +1,1 @@
+"""What is not about learning: devices, processes, files, messages."""

@@ -1,0 +1,48 @@
+"""Lines for people: what is said, and how much of it."""
+
+from collections.abc import Sequence
+import contextlib
+import os
+import sys
+import time
+
+from tqdm import tqdm
+
+from flatmatch_jax.system import distributed
+
+SHOWN = 10  # Names in a list; the rest is a number.
+
+
+def say(text: str) -> None:
+  """One line on standard error, above the progress bar if there is one.
+
+  Nothing where nobody reads it any more: a run goes on without its log.
+  """
+  if not distributed.is_first():
+    return
+  line = f'[{time.strftime("%H:%M:%S")}] {printable(text)}'
+  with contextlib.suppress(BrokenPipeError):
+    tqdm.write(line, file=sys.stderr)
+
+
+def printable(text: str) -> str:
+  """With escapes for what would steer a terminal: names come from anywhere."""
+  return ''.join(
+    c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
+  )
+
+
+def some(names: Sequence[str]) -> str:
+  """The first few, and how many more."""
+  text = ', '.join(names[:SHOWN]) or 'nothing'
+  more = len(names) - SHOWN
+  return f'{text} and {more} more' if more > 0 else text
+
+
+def quiet_tensorflow() -> None:
+  """To be called before its import, which else tells of the CPU it found.
+
+  Here it reads and writes files: oneDNN, whose use it announces, has no part.
+  """
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
+  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
