@@ -10,8 +10,8 @@ import optax
 
 from flatmatch_jax import train_step
 from flatmatch_jax.forward import Forward
-from flatmatch_jax.losses import cross_entropy
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.methods.losses import cross_entropy
 from flatmatch_jax.perturb import ascent
 from flatmatch_jax.types import Losses, PyTree
 

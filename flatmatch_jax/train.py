@@ -14,18 +14,12 @@ import flatmatch_jax
 from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import (
-  estimate,
-  plots,
-  pretrained,
-  reference,
-  results,
-  watch,
-)
+from flatmatch_jax import estimate, plots, reference, results, watch
 from flatmatch_jax import program as program_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
+from flatmatch_jax.models import pretrained
 from flatmatch_jax.progress import Progress
 from flatmatch_jax.system import (
   distributed,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from flatmatch_jax.forward import Forward
-from flatmatch_jax.losses import cross_entropy
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.methods.losses import cross_entropy
 from flatmatch_jax.perturb import Perturbation
 from flatmatch_jax.recipes import RECIPES, Recipe
 from flatmatch_jax.types import (

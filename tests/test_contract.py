@@ -14,8 +14,8 @@ from flatmatch_jax import recipes, train_step
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import sources
 from flatmatch_jax.forward import LAYOUTS
-from flatmatch_jax.losses import cross_entropy
 from flatmatch_jax.methods import METHODS
+from flatmatch_jax.methods.losses import cross_entropy
 from flatmatch_jax.recipes import RECIPES
 from flatmatch_jax.types import Batch, Prediction
 

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flatmatch_jax import losses, methods
+from flatmatch_jax import methods
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.vat import curvature, unit
 from flatmatch_jax.types import Prediction, UserError
 

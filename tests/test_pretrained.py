@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flatmatch_jax import models, pretrained
+from flatmatch_jax import models
+from flatmatch_jax.models import pretrained
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.types import UserError
 

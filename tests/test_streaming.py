@@ -17,7 +17,7 @@ from flatmatch_jax import classify, evaluate, program, train
 from flatmatch_jax.data import (
   crops,
   frames,
-  preview,
+  pictures,
   records,
   sources,
   splits,
@@ -349,7 +349,9 @@ def test_report_shows_streamed_images(dataset, monkeypatch):
   monkeypatch.setattr(program, 'load_run', lambda files: run)
   monkeypatch.setattr(evaluate, 'load_data', lambda *args: dataset)
   # Whose augmentations take long to compile.
-  monkeypatch.setattr(preview, 'pairs', lambda images, *args: {'image': images})
+  monkeypatch.setattr(
+    pictures, 'pairs', lambda images, *args: {'image': images}
+  )
   found = predictions.predict(None)
   assert found.streams
   every = dataset.test_images[:]

@@ -22,11 +22,12 @@ from flatmatch_jax import (
   evaluate,
   experiments,
   predict,
+  preview,
   program,
   train,
 )
 from flatmatch_jax.checkpoint import Checkpoints
-from flatmatch_jax.data import images, preview, splits
+from flatmatch_jax.data import images, splits
 from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.system import cli, sharding
 from flatmatch_jax.types import DatasetInfo, UserError

@@ -10,8 +10,9 @@ from jax.tree_util import Partial
 import numpy as np
 from PIL import Image
 
-from flatmatch_jax import evaluate, losses, program, train
+from flatmatch_jax import evaluate, program, train
 from flatmatch_jax.data import augment, resident, splits, streaming
+from flatmatch_jax.methods import losses
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, UserError
 from flatmatch_jax.workdir import Workdir

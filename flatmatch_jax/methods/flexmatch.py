@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import losses
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.types import Entries, Losses, PseudoLabels
 

@@ -6,7 +6,7 @@ The student should agree with the moving average of its own weights.
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import losses
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.types import Losses, PseudoLabels
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax import losses
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.types import Losses, PseudoLabels, PyTree
 

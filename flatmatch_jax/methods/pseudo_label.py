@@ -6,7 +6,7 @@ A confident prediction is the label of the very image it was made on.
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import losses
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.types import Losses, PseudoLabels
 

@@ -1,6 +1,6 @@
 """Supervised learning: the labeled images alone, the baseline of them all."""
 
-from flatmatch_jax import losses
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.types import Losses
 

@@ -6,7 +6,7 @@ The small change of an image that changes its prediction most should not.
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import losses
+from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.types import Losses, PseudoLabels
 

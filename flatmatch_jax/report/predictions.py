@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatmatch_jax import classify, evaluate, program
-from flatmatch_jax.data import Dataset, preview, splits
+from flatmatch_jax.data import Dataset, pictures, splits
 
 EXAMPLES = 12
 SAMPLES = 6  # Images whose augmentations are shown.
@@ -74,6 +74,6 @@ def augmented(config, dataset: Dataset) -> dict[str, np.ndarray]:
   """Training images, with weak and strong draws as the run takes them."""
   index = splits.spread(dataset.train_labels, SAMPLES)
   images = np.asarray(dataset.train_images[index][:])
-  return preview.pairs(
+  return pictures.pairs(
     images, config.pad, config.flip, config.strong_operations
   )

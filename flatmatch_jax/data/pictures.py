@@ -1,26 +1,12 @@
-"""A picture of the augmentations.
-
-  python -m flatmatch_jax.data.preview --config configs/cifar10.py --out aug.png
-
-Above: each operation of RandAugment, its magnitude from the lowest on the left
-to the highest on the right.
-Below: training images, one column each, with weak and strong draws under them.
-"""
+"""Pictures of the augmentations, as rows of images and as one sheet."""
 
 import functools
-import pathlib
-import re
-import runpy
 
 import jax
 import numpy as np
 from PIL import Image, ImageDraw
 
-from flatmatch_jax import config as config_lib
-from flatmatch_jax import data
-from flatmatch_jax.data import augment, randaugment, splits
-from flatmatch_jax.system import cli, files
-from flatmatch_jax.types import UserError
+from flatmatch_jax.data import augment, randaugment
 
 COLUMNS = 10
 LABEL_WIDTH = 96
@@ -68,34 +54,3 @@ def sheet(rows: dict[str, np.ndarray], size: int = 48) -> Image.Image:
       tile = tile.resize((size, size), Image.Resampling.NEAREST)
       page.paste(tile, (LABEL_WIDTH + x * step, y * step))
   return page
-
-
-def _config(name):
-  """Loads 'file.py:key=value' without flags."""
-  path, *arg = re.split(r'(?<=\.py):', name)
-  if not pathlib.Path(path).is_file():
-    raise UserError(f'There is no config file {path}.')
-  return runpy.run_path(path)['get_config'](*arg)
-
-
-def main():
-  parser = cli.Parser(description='A picture of augmentations.')
-  parser.add_argument('--config', default='configs/digits.py')
-  parser.add_argument('--data_dir', help='TFDS folder')
-  parser.add_argument('--out', required=True, help='PNG file')
-  args = parser.parse_args()
-  files.check_target('--out', args.out)
-  config = _config(args.config)
-  config.data_dir = args.data_dir or config.data_dir
-  config_lib.check_fields(config)
-  dataset = data.from_config(config)
-  images = dataset.train_images[splits.spread(dataset.train_labels, COLUMNS)][:]
-  rows = operations(images[0]) | pairs(images, config.pad, config.flip)
-  with files.replacing(args.out) as file:
-    sheet(rows).save(file, format='PNG')
-  print(f'The picture is in {args.out}')
-
-
-if __name__ == '__main__':
-  with cli.errors_as_lines():
-    main()
