@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.chips import CHIPS, Chip, batch_factor
-from flatmatch_jax import data, experiments, methods, models, recipes
+from flatmatch_jax import data, experiments, methods, models
+from flatmatch_jax.step import recipes
 
 # Shares of the published peaks that a good program gets.
 OF_FLOPS = 0.4

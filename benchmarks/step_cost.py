@@ -25,9 +25,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks import steps
 from configs import cifar10
-from flatmatch_jax import experiments, recipes
-from flatmatch_jax.forward import LAYOUTS
+from flatmatch_jax import experiments
 from flatmatch_jax.methods import METHODS
+from flatmatch_jax.step import recipes
+from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.types import UserError
 
 

@@ -4,7 +4,8 @@ import re
 
 import ml_collections
 
-from flatmatch_jax import methods, recipes, run_length
+from flatmatch_jax import methods, run_length
+from flatmatch_jax.step import recipes
 from flatmatch_jax.system import startup
 from flatmatch_jax.types import UserError, did_you_mean
 

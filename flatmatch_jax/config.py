@@ -6,9 +6,10 @@ import re
 import jax
 from ml_collections import ConfigDict
 
-from flatmatch_jax import data, methods, models, recipes, rules
-from flatmatch_jax.forward import LAYOUTS
-from flatmatch_jax.optimizer import SCHEDULES
+from flatmatch_jax import data, methods, models, rules
+from flatmatch_jax.step import recipes
+from flatmatch_jax.step.forward import LAYOUTS
+from flatmatch_jax.step.optimizer import SCHEDULES
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import UserError, did_you_mean
 

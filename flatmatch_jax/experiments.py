@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax import config as config_lib
-from flatmatch_jax import data, forward, methods, program, recipes, rules, train
+from flatmatch_jax import data, methods, program, rules, train
 from flatmatch_jax.paper_tables import NAMES, TABLES, TITLES
+from flatmatch_jax.step import forward, recipes
 from flatmatch_jax.system import cli
 from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
 

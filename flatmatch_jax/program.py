@@ -8,19 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax import (
-  classify,
-  forward,
-  methods,
-  models,
-  optimizer,
-  probe,
-  recipes,
-  train_step,
-)
+from flatmatch_jax import classify, methods, models
 from flatmatch_jax import config as config_lib
 from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, streaming
+from flatmatch_jax.step import forward, optimizer, probe, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 from flatmatch_jax.workdir import Workdir

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from flatmatch_jax.step.train_step import MUST_BE_FINITE
 from flatmatch_jax.system import messages
-from flatmatch_jax.train_step import MUST_BE_FINITE
 from flatmatch_jax.types import UserError
 
 _LOOKS = 20  # At steps of a block, whose means are judged.

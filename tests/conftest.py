@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flatmatch_jax import methods, models, optimizer, progress, train_step
-from flatmatch_jax.forward import make_forward
-from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax import methods, models, progress
+from flatmatch_jax.step import optimizer, train_step
+from flatmatch_jax.step.forward import make_forward
+from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from flatmatch_jax import probe, train
+from flatmatch_jax import train
 from flatmatch_jax.analysis import (
   figures,
   gradients,
@@ -24,6 +24,7 @@ from flatmatch_jax.analysis import (
   sharpness,
   summary,
 )
+from flatmatch_jax.step import probe
 
 
 def small_params(seed=0):

@@ -20,9 +20,9 @@ import pytest
 import runs
 
 from flatmatch_jax import hlo, methods
-from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.methods.base import Method
-from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax.step.forward import LAYOUTS
+from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Prediction
 

@@ -10,13 +10,14 @@ import optax
 import pytest
 
 from configs import cifar10, cifar100, digits, stl10, svhn
-from flatmatch_jax import methods, train_step
+from flatmatch_jax import methods
 from flatmatch_jax.methods.dash import DashState
 from flatmatch_jax.methods.flexmatch import FlexMatchState, write
 from flatmatch_jax.methods.freematch import FreeMatchState, fairness
 from flatmatch_jax.methods.mpl import smooth
 from flatmatch_jax.methods.remixmatch import rotate
 from flatmatch_jax.methods.softmatch import SoftMatchState
+from flatmatch_jax.step import train_step
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
 
 close = lambda a, b, rtol=1e-5: np.testing.assert_allclose(

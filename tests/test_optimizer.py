@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from flatmatch_jax import optimizer
 from flatmatch_jax.models.vit import VisionTransformer
+from flatmatch_jax.step import optimizer
 from flatmatch_jax.types import UserError
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flatmatch_jax import perturb
+from flatmatch_jax.step import perturb
 
 TREE = {'a': jnp.array([3.0, 0.0]), 'b': {'c': jnp.array([[0.0], [-4.0]])}}
 

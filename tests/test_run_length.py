@@ -12,13 +12,13 @@ from flatmatch_jax import (
   data,
   methods,
   program,
-  recipes,
   run_length,
   sweep,
   traced,
   train,
 )
 from flatmatch_jax.data import augment
+from flatmatch_jax.step import recipes
 from flatmatch_jax.workdir import Workdir, as_dict
 
 

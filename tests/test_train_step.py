@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import pytest
 
-from flatmatch_jax import perturb, recipes, train_step
-from flatmatch_jax.forward import LAYOUTS
 from flatmatch_jax.methods import losses
 from flatmatch_jax.models.wide_resnet import WideResNet
-from flatmatch_jax.recipes import Recipe
+from flatmatch_jax.step import perturb, recipes, train_step
+from flatmatch_jax.step.forward import LAYOUTS
+from flatmatch_jax.step.recipes import Recipe
 from flatmatch_jax.types import Losses, Prediction
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from configs import digits
-from flatmatch_jax import methods, perturb, train, train_step, watch
+from flatmatch_jax import methods, train, watch
 from flatmatch_jax.data import splits
-from flatmatch_jax.recipes import RECIPES
+from flatmatch_jax.step import perturb, train_step
+from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.types import UserError
 from flatmatch_jax.workdir import Workdir
 

@@ -11,7 +11,8 @@ from ml_collections import config_flags
 import pytest
 
 from flatmatch_jax import config as config_lib
-from flatmatch_jax import methods, recipes, rules, train
+from flatmatch_jax import methods, rules, train
+from flatmatch_jax.step import recipes
 from flatmatch_jax.system import cli
 from flatmatch_jax.types import UserError
 

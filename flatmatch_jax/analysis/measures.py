@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from flatmatch_jax import probe
 from flatmatch_jax.analysis import (
   gradients,
   hessian,
@@ -20,6 +19,7 @@ from flatmatch_jax.analysis import (
   sharpness,
 )
 from flatmatch_jax.analysis.setting import Setting
+from flatmatch_jax.step import probe
 from flatmatch_jax.workdir import as_dict
 
 _RHOS = np.linspace(0.0, 0.5, 21)

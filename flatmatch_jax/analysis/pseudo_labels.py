@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
-from flatmatch_jax import train_step
-from flatmatch_jax.forward import Forward
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.step import train_step
+from flatmatch_jax.step.forward import Forward
 from flatmatch_jax.types import Losses
 
 

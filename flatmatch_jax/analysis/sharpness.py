@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 
-from flatmatch_jax.probe import worst_case
+from flatmatch_jax.step.probe import worst_case
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import PyTree
 

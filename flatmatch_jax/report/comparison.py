@@ -5,7 +5,7 @@ import os
 import statistics
 from typing import NamedTuple
 
-from flatmatch_jax import experiments, methods, recipes
+from flatmatch_jax import experiments, methods
 from flatmatch_jax.paper_tables import TABLES
 from flatmatch_jax.report import analyses, charts
 from flatmatch_jax.report.page import (
@@ -20,6 +20,7 @@ from flatmatch_jax.report.page import (
 )
 from flatmatch_jax.report.runs import RunFiles, series
 from flatmatch_jax.settings import differences
+from flatmatch_jax.step import recipes
 
 ERRORS = {
   'error_last': 'last',

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax import train_step
-from flatmatch_jax.forward import Forward
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.methods.losses import cross_entropy
-from flatmatch_jax.perturb import ascent
+from flatmatch_jax.step import train_step
+from flatmatch_jax.step.forward import Forward
+from flatmatch_jax.step.perturb import ascent
 from flatmatch_jax.types import Losses, PyTree
 
 # Of a plain recipe, which has no ρ: the default of the others.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import inspect
 from typing import NamedTuple
 
-from flatmatch_jax.perturb import Perturbation, ascent, last, memory
+from flatmatch_jax.step.perturb import Perturbation, ascent, last, memory
 from flatmatch_jax.types import Losses, UserError, did_you_mean
 
 

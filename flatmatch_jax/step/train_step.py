@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax.forward import Forward
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.methods.losses import cross_entropy
-from flatmatch_jax.perturb import Perturbation
-from flatmatch_jax.recipes import RECIPES, Recipe
+from flatmatch_jax.step.forward import Forward
+from flatmatch_jax.step.perturb import Perturbation
+from flatmatch_jax.step.recipes import RECIPES, Recipe
 from flatmatch_jax.types import (
   Entries,
   Losses,

@@ -1,0 +1,1 @@
+"""The equation of a training step, and its parts."""
