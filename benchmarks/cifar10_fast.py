@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import pages, study_report
 from configs import cifar10_fast as fast_config
-from flatmatch_jax import reference
+from flatmatch_jax.run import reference
+from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir, as_dict
 
 RECORDS = ROOT / 'docs' / 'results'
 EVALUATED = ('step', 'error', 'error_raw')

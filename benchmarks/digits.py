@@ -21,9 +21,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from configs import digits as digits_config
-from flatmatch_jax import methods, plots, train
+from flatmatch_jax import methods, train
 from flatmatch_jax.data import sources, splits
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run import plots
+from flatmatch_jax.run.workdir import Workdir
 
 METHODS = (*methods.METHODS, 'sam', 'flatmatch', 'flatmatch_e', 'flatmatch_fix')
 SEEDS = (0, 1, 2)

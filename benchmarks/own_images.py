@@ -18,9 +18,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from flatmatch_jax import data, experiments, train
 from flatmatch_jax.data import splits
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, startup
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 METHODS = ('supervised', 'flatmatch')
 

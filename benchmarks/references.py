@@ -1,4 +1,4 @@
-"""Makes flatmatch_jax/references.json from finished runs.
+"""Makes flatmatch_jax/run/references.json from finished runs.
 
   python benchmarks/references.py RUN…
 
@@ -15,11 +15,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flatmatch_jax import reference
 from flatmatch_jax.report.runs import members
+from flatmatch_jax.run import reference
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 
 def errors_of(run: Workdir) -> dict[int, float]:

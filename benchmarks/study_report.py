@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from benchmarks import pages
-from flatmatch_jax import plots
+from flatmatch_jax.run import plots
 from flatmatch_jax.system import files
 
 _LAST = 5  # Evaluations whose median is shown.

@@ -39,9 +39,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import pages, steps
 from configs import cifar10
-from flatmatch_jax import watch
 from flatmatch_jax.data import resident
-from flatmatch_jax.progress import Progress
+from flatmatch_jax.run import watch
+from flatmatch_jax.run.progress import Progress
 from flatmatch_jax.system import cli, files, sharding, signals, startup
 from flatmatch_jax.types import UserError
 

@@ -10,9 +10,9 @@ confusion matrix, whose rows are the truth.
 import numpy as np
 
 from flatmatch_jax import classify, data, program
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 SHOWN = 20  # Classes; all are in the file.
 

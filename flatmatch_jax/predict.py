@@ -16,9 +16,9 @@ import numpy as np
 
 from flatmatch_jax import program
 from flatmatch_jax.data import images
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 _BATCH = 256
 

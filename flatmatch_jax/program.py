@@ -10,12 +10,12 @@ import optax
 
 from flatmatch_jax import classify, methods, models
 from flatmatch_jax import config as config_lib
-from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import resident, streaming
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import forward, optimizer, probe, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
-from flatmatch_jax.workdir import Workdir
 
 _MAX_SIDE = 2**14  # Pixels of an image that a workdir may ask for.
 

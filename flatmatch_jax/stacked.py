@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from flatmatch_jax import estimate, results, traced, train, watch
-from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax import estimate, traced, train
 from flatmatch_jax.data import resident
-from flatmatch_jax.progress import Progress
+from flatmatch_jax.run import results, watch
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.progress import Progress
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import memory, messages, sharding, signals
 from flatmatch_jax.types import TrainState
-from flatmatch_jax.workdir import Workdir
 
 
 class Run(NamedTuple):

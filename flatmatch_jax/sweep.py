@@ -24,10 +24,11 @@ import numpy as np
 
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import stacked, traced, train, watch
+from flatmatch_jax import stacked, traced, train
+from flatmatch_jax.run import watch
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages, startup
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 # Fields that nothing but the compiled step reads. Whether it can take them as
 # arrays is tried out.

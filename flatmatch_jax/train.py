@@ -14,13 +14,15 @@ import flatmatch_jax
 from flatmatch_jax import classify as classify_lib
 from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import estimate, plots, reference, results, watch
+from flatmatch_jax import estimate
 from flatmatch_jax import program as program_lib
-from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.models import pretrained
-from flatmatch_jax.progress import Progress
+from flatmatch_jax.run import plots, reference, results, watch
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.progress import Progress
+from flatmatch_jax.run.workdir import Workdir, as_dict, versions
 from flatmatch_jax.system import (
   distributed,
   failures,
@@ -33,7 +35,6 @@ from flatmatch_jax.system import (
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.system.trace import Trace
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
-from flatmatch_jax.workdir import Workdir, as_dict, versions
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flatmatch_jax import methods, models, progress
+from flatmatch_jax import methods, models
+from flatmatch_jax.run import progress
 from flatmatch_jax.step import optimizer, train_step
 from flatmatch_jax.step.forward import make_forward
 from flatmatch_jax.step.recipes import RECIPES

@@ -8,7 +8,7 @@ import lab as lab_lib
 import runs
 
 from flatmatch_jax import program
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir
 
 
 def size(folder):

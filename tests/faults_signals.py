@@ -7,7 +7,7 @@ import processes
 import runs
 
 from flatmatch_jax import program
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir
 
 # In the start, before a file of a checkpoint is made, written, renamed or
 # deleted, between two steps, and at any moment of training.

@@ -23,7 +23,8 @@ import time
 from orbax.checkpoint._src.path import async_path
 import tqdm.std
 
-from flatmatch_jax import progress, train
+from flatmatch_jax import train
+from flatmatch_jax.run import progress
 
 PLACES = {
   'compile': [(train, 'compile_and_tell')],

@@ -12,7 +12,7 @@ import numpy as np
 import runs
 
 from flatmatch_jax import program
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir
 
 
 class NotTriedError(Exception):

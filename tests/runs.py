@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from flatmatch_jax import program
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 16

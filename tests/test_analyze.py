@@ -16,9 +16,9 @@ import runs
 from configs import digits
 from flatmatch_jax import analyze, program, train
 from flatmatch_jax.analysis.measures import ANALYSES
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Losses
-from flatmatch_jax.workdir import Workdir
 
 PROBED = {
   'sharpness',

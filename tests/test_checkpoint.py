@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flatmatch_jax.checkpoint import Checkpoints
-from flatmatch_jax.checksum import checksum
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.checksum import checksum
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import UserError
 

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import sources
 from flatmatch_jax.methods import METHODS
 from flatmatch_jax.methods.losses import cross_entropy
+from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.step import recipes, train_step
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.recipes import RECIPES

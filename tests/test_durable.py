@@ -10,9 +10,9 @@ import pytest
 from test_sweep import make_config
 
 from flatmatch_jax import sweep, train
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import files
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 
 class Disk:

@@ -11,7 +11,7 @@ import lab as lab_lib
 import pytest
 import runs
 
-from flatmatch_jax import progress
+from flatmatch_jax.run import progress
 
 
 @pytest.fixture(scope='module')

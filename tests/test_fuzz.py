@@ -17,13 +17,14 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from flatmatch_jax import checkpoint, program
 from flatmatch_jax import config as config_lib
-from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax import program
 from flatmatch_jax.data import arrays, cache, images, splits
+from flatmatch_jax.run import checkpoint
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import array_files, files
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 SHAPE = (8, 8, 3)
 

@@ -16,8 +16,8 @@ import runs
 
 from flatmatch_jax import data, evaluate, predict, program
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
-from flatmatch_jax.workdir import Workdir
 
 
 @pytest.fixture(scope='module')

@@ -15,9 +15,9 @@ import test_records
 import tiny_main
 
 from flatmatch_jax import models, program
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import clusters, distributed
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 STEPS = 12
 CONFIG = (
@@ -190,7 +190,7 @@ import jax
 import numpy as np
 
 from flatmatch_jax.system import distributed, sharding
-from flatmatch_jax.checkpoint import Checkpoints
+from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.types import UserError
 
 folder, *told = sys.argv[1:]

@@ -8,9 +8,10 @@ import pytest
 import tiny_main
 
 from configs import digits
-from flatmatch_jax import checkpoint, models, progress, train
+from flatmatch_jax import models, train
+from flatmatch_jax.run import checkpoint, progress
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system.trace import Trace
-from flatmatch_jax.workdir import Workdir
 
 
 def traced_steps(folder):

@@ -12,9 +12,10 @@ from scipy import stats
 from benchmarks import cifar10_fast as study
 from benchmarks import references
 from configs import cifar10_fast, digits
-from flatmatch_jax import data, plots, reference, train
+from flatmatch_jax import data, train
+from flatmatch_jax.run import plots, reference
+from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir, as_dict
 
 ENTRIES = json.loads(reference.FILE.read_text())
 

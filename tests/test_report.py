@@ -16,7 +16,7 @@ from PIL import Image
 import pytest
 from runs import ROOT
 
-from flatmatch_jax import classify, experiments, reference
+from flatmatch_jax import classify, experiments
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.report import (
   __main__,
@@ -29,8 +29,9 @@ from flatmatch_jax.report import (
   runs,
   single,
 )
+from flatmatch_jax.run import reference
+from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.system import cli
-from flatmatch_jax.workdir import Workdir, as_dict
 
 NAMES = [
   'zero',

@@ -35,7 +35,7 @@ from runs import (
 
 from flatmatch_jax import data, program, train
 from flatmatch_jax.data import splits
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir
 
 
 def run_on_terminal(folder, args):

@@ -18,8 +18,8 @@ from flatmatch_jax import (
   train,
 )
 from flatmatch_jax.data import augment
+from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.step import recipes
-from flatmatch_jax.workdir import Workdir, as_dict
 
 
 @pytest.mark.usefixtures('tiny_network')

@@ -8,10 +8,11 @@ import re
 import jax
 import pytest
 
-from flatmatch_jax import plots, predict
+from flatmatch_jax import predict
+from flatmatch_jax.run import plots
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted(

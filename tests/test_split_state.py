@@ -12,11 +12,11 @@ from test_devices import assert_close, compile_step, run
 
 from configs import digits
 from flatmatch_jax import classify, hlo, models, program, train
-from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.models.vit import VisionTransformer
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 
 def vit(heads=(), num_classes=NUM_CLASSES):

@@ -25,9 +25,9 @@ from flatmatch_jax.data import (
 )
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.report import predictions
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, UserError
-from flatmatch_jax.workdir import Workdir
 
 SIZE = 16
 VIEWS = ('weak', 'strong')

@@ -11,8 +11,8 @@ from scipy import stats
 from benchmarks import cifar10_fast as study
 from benchmarks import study_report
 from configs import cifar10_fast
+from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir, as_dict
 
 
 def test_study_pairs_seeds_of_equal_splits(tmp_path):

@@ -18,17 +18,16 @@ from flatmatch_jax import (
   evaluate,
   methods,
   program,
-  progress,
   stacked,
   sweep,
   traced,
   train,
-  watch,
 )
 from flatmatch_jax.data import resident
+from flatmatch_jax.run import progress, watch
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 STEPS = 6
 # Two a device where there are four, three places filled up.

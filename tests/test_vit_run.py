@@ -10,8 +10,8 @@ from test_streaming import assert_equal
 from configs import digits
 from flatmatch_jax import models, program, train
 from flatmatch_jax.models import vit
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.types import DatasetInfo
-from flatmatch_jax.workdir import Workdir
 
 
 def tiny(name, num_classes, heads=(), dtype='', remat=False):

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from configs import digits
-from flatmatch_jax import methods, train, watch
+from flatmatch_jax import methods, train
 from flatmatch_jax.data import splits
+from flatmatch_jax.run import watch
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import perturb, train_step
 from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 
 def raw(state):

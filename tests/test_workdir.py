@@ -10,11 +10,11 @@ import socket
 import ml_collections
 import pytest
 
-from flatmatch_jax import workdir
+from flatmatch_jax.run import workdir
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 
 @pytest.fixture

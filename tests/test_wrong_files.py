@@ -26,12 +26,12 @@ from flatmatch_jax import (
   program,
   train,
 )
-from flatmatch_jax.checkpoint import Checkpoints
 from flatmatch_jax.data import images, splits
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, sharding
 from flatmatch_jax.types import DatasetInfo, UserError
-from flatmatch_jax.workdir import Workdir
 
 
 def call(monkeypatch, module, *args):

@@ -17,7 +17,8 @@ import time
 import conftest
 import jax
 
-from flatmatch_jax import models, progress
+from flatmatch_jax import models
+from flatmatch_jax.run import progress
 from flatmatch_jax.system import distributed
 
 

@@ -19,8 +19,8 @@ from flatmatch_jax.analysis import (
   sharpness,
 )
 from flatmatch_jax.analysis.setting import Setting
+from flatmatch_jax.run.workdir import as_dict
 from flatmatch_jax.step import probe
-from flatmatch_jax.workdir import as_dict
 
 _RHOS = np.linspace(0.0, 0.5, 21)
 _EIGENVALUES = 5

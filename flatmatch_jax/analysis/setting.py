@@ -13,9 +13,9 @@ from PIL import Image
 from flatmatch_jax import evaluate, program, train
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.methods import losses
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, UserError
-from flatmatch_jax.workdir import Workdir
 
 
 class Setting(NamedTuple):

@@ -19,7 +19,7 @@ from flatmatch_jax.report.page import (
   tag,
 )
 from flatmatch_jax.report.runs import RunFiles, series
-from flatmatch_jax.settings import differences
+from flatmatch_jax.run.settings import differences
 from flatmatch_jax.step import recipes
 
 ERRORS = {

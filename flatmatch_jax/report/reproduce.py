@@ -3,8 +3,8 @@
 import shlex
 
 from flatmatch_jax import experiments
+from flatmatch_jax.run.workdir import as_dict, flatten
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import as_dict, flatten
 
 # Chosen after the colon; the others of `variant` are added to them.
 _CHOSEN = ('method', 'labels', 'seed', 'split_seed')

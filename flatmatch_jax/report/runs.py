@@ -4,9 +4,9 @@ import os
 import pathlib
 from typing import Any, NamedTuple
 
-from flatmatch_jax import results
+from flatmatch_jax.run import results
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import Workdir
 
 # Datasets whose images depend on more than their name.
 _OWN = {'folder': 'data_dir', 'npz': 'data_dir', 'tfds': 'tfds_name'}

@@ -5,7 +5,6 @@ import shlex
 
 import numpy as np
 
-from flatmatch_jax import reference, results
 from flatmatch_jax.report import (
   analyses,
   charts,
@@ -26,8 +25,9 @@ from flatmatch_jax.report.page import (
 )
 from flatmatch_jax.report.predictions import Predictions
 from flatmatch_jax.report.runs import RunFiles, series
+from flatmatch_jax.run import reference, results
+from flatmatch_jax.run.workdir import flatten
 from flatmatch_jax.types import UserError
-from flatmatch_jax.workdir import flatten
 
 # Title, unit, and the metrics by the names of their lines.
 PANELS = (

@@ -2,7 +2,7 @@
 
 import statistics
 
-from flatmatch_jax.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir
 
 
 def selection(num_test: int, num_val: int) -> str:

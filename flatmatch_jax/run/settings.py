@@ -1,6 +1,6 @@
 """Which runs are of one setting: those that differ in seeds only."""
 
-from flatmatch_jax.workdir import ALIKE, flatten
+from flatmatch_jax.run.workdir import ALIKE, flatten
 
 
 def fields(config: dict) -> dict:

@@ -8,9 +8,9 @@ import time
 import numpy as np
 from tqdm import tqdm
 
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed, messages
 from flatmatch_jax.system.files import writing
-from flatmatch_jax.workdir import Workdir
 
 
 def _make_bar(step: int, steps: int) -> tqdm:

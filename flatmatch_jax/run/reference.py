@@ -10,7 +10,7 @@ import pathlib
 import statistics
 from typing import NamedTuple
 
-from flatmatch_jax.settings import fields
+from flatmatch_jax.run.settings import fields
 from flatmatch_jax.system import messages
 
 FILE = pathlib.Path(__file__).parent / 'references.json'

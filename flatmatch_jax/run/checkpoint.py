@@ -19,7 +19,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from flatmatch_jax.checksum import checksum
+from flatmatch_jax.run.checksum import checksum
 from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import TrainState, UserError

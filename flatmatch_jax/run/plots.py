@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flatmatch_jax.reference import Band
+from flatmatch_jax.run.reference import Band
 from flatmatch_jax.system import files
 
 
