@@ -1,4 +1,4 @@
-"""Trains a classifier from few labels. Kept short: see flatmatch_jax/train.py.
+"""Trains a classifier from few labels; flatmatch_jax/training/loop.py does it.
 
 python main.py --config configs/cifar10.py --workdir runs/
 """
@@ -8,8 +8,8 @@ import pathlib
 from absl import app, flags
 from ml_collections import config_flags
 
-from flatmatch_jax import train
 from flatmatch_jax.system import cli, distributed, failures, startup
+from flatmatch_jax.training import loop
 
 _DIGITS = pathlib.Path(__file__).parent / 'configs' / 'digits.py'
 
@@ -47,7 +47,7 @@ def main(argv):
   name = f'{config.dataset}-{config.method}-{config.labels}-{config.seed}'
   failures.watch()
   with failures.ending_together():
-    train.train_and_evaluate(config, _WORKDIR.value or f'runs/{name}')
+    loop.train_and_evaluate(config, _WORKDIR.value or f'runs/{name}')
     distributed.wait_for_all('end')
 
 

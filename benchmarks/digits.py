@@ -21,10 +21,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from configs import digits as digits_config
-from flatmatch_jax import methods, train
+from flatmatch_jax import methods
 from flatmatch_jax.data import sources, splits
 from flatmatch_jax.run import plots
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import loop
 
 METHODS = (*methods.METHODS, 'sam', 'flatmatch', 'flatmatch_e', 'flatmatch_fix')
 SEEDS = (0, 1, 2)
@@ -60,7 +61,7 @@ def run(method: str, seed: int, steps: int | None, out: pathlib.Path) -> dict:
   if steps:
     config.steps = steps
   workdir = Workdir(str(out / f'{method}-{seed}'))
-  train.train_and_evaluate(config, str(workdir.path))
+  loop.train_and_evaluate(config, str(workdir.path))
   used = [
     row['used_fraction']
     for row in workdir.metrics()

@@ -16,10 +16,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flatmatch_jax import data, experiments, train
+from flatmatch_jax import data
 from flatmatch_jax.data import splits
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, startup
+from flatmatch_jax.training import load, loop
 from flatmatch_jax.types import UserError
 
 METHODS = ('supervised', 'flatmatch')
@@ -40,7 +41,7 @@ def logistic_regression(dataset, split: splits.Split) -> float:
 def make_config(args, method: str, seed: int):
   parts = [args.variant, f'method={method}', f'seed={seed},split_seed={seed}']
   argument = ','.join(filter(None, parts))
-  config = experiments.load_config(args.config, argument)
+  config = load.load_config(args.config, argument)
   config.data_dir = args.data_dir
   if args.steps:
     config.steps = args.steps
@@ -53,11 +54,11 @@ def errors_of(args, seed: int) -> dict[str, float]:
   dataset = data.from_config(config)
   if not len(dataset.test_labels):
     raise UserError('There are no test images to measure errors on.')
-  split = train.choose_split(config, dataset)
+  split = loop.choose_split(config, dataset)
   errors = {'logistic regression': logistic_regression(dataset, split)}
   for method in METHODS:
     workdir = pathlib.Path(args.out) / f'{method}-{seed}'
-    train.train_and_evaluate(make_config(args, method, seed), str(workdir))
+    loop.train_and_evaluate(make_config(args, method, seed), str(workdir))
     result = Workdir(str(workdir)).read('result.json')
     errors[method] = result['error_last']
   return errors

@@ -13,10 +13,10 @@ import optax
 
 from configs import cifar10
 from flatmatch_jax import methods
-from flatmatch_jax import program as program_lib
 from flatmatch_jax.data import resident, sources, splits
 from flatmatch_jax.step import recipes, train_step
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo
 
 _FIXED = 60  # Images with fixed labels, where the recipe has such.

@@ -25,9 +25,9 @@ import numpy as np
 
 from configs import digits
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import program, stacked, traced, train
 from flatmatch_jax.data import resident
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import loop, program, stacked, traced
 
 NAMES = ['recipe_args.rho']
 
@@ -76,7 +76,7 @@ def main():
   config = digits.get_config()
   config.model = args.model
   dataset = data_lib.from_config(config)
-  split = train.choose_split(config, dataset)
+  split = loop.choose_split(config, dataset)
   mesh = sharding.make_mesh()
   data = resident.place(dataset, split, sharding.replicated(mesh))
   info = traced.info_of(dataset, split)

@@ -39,8 +39,8 @@ from benchmarks import steps
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import experiments, hlo
-from flatmatch_jax import program as program_lib
 from flatmatch_jax.system import cli, files, sharding
+from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import Batch, DatasetInfo, UserError
 
 

@@ -4,9 +4,10 @@ import re
 
 import ml_collections
 
-from flatmatch_jax import methods, run_length
+from flatmatch_jax import methods
 from flatmatch_jax.step import recipes
 from flatmatch_jax.system import startup
+from flatmatch_jax.training import run_length
 from flatmatch_jax.types import UserError, did_you_mean
 
 # These methods see as many unlabeled images as labeled ones; the others seven
@@ -60,7 +61,7 @@ def base(
   """The paper's settings for CIFAR-10; datasets change what differs.
 
   Decays and numbers of steps are the papers' in a long run, and follow `steps`
-  in a short one until you set them: see flatmatch_jax/run_length.py.
+  in a short one until you set them: see flatmatch_jax/training/run_length.py.
   """
   variant = parse(arg, **defaults)
   method, recipe = recipes.parse(variant['method'], methods.METHODS)

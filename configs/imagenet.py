@@ -16,7 +16,7 @@ starts from pretrained weights: give them by --config.pretrained.
 """
 
 from configs import common
-from flatmatch_jax import run_length
+from flatmatch_jax.training import run_length
 
 
 def get_config(arg=''):

@@ -16,7 +16,7 @@ it does not give the number of steps.
 """
 
 from configs import common
-from flatmatch_jax import run_length
+from flatmatch_jax.training import run_length
 
 # Our class numbers follow this order. Names are those authors', the others are
 # ImageNet's, which TFDS uses as names.

@@ -7,12 +7,9 @@ into DIR: errors in percent, of each class too, the calibration error and the
 confusion matrix, whose rows are the truth.
 """
 
-import numpy as np
-
-from flatmatch_jax import classify, data, program
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages
-from flatmatch_jax.types import UserError
+from flatmatch_jax.training import classify, load
 
 SHOWN = 20  # Classes; all are in the file.
 
@@ -36,38 +33,6 @@ def describe(step, found, names, which) -> str:
   return '\n'.join(lines)
 
 
-def load_data(run: program.Run, data_dir: str | None) -> data.Dataset:
-  """The data a run was trained on, now in `data_dir` if that is given."""
-  if data_dir:
-    run.config.data_dir = data_dir
-  dataset = data.from_config(run.config)
-  here = {
-    'class_names': list(dataset.class_names),
-    'image_shape': list(dataset.train_images.shape[1:]),
-  }
-  for name, value in here.items():
-    if value != run.dataset[name]:
-      raise UserError(
-        f'The run was trained with {name} {run.dataset[name]}, but the data '
-        f'now have {value}; give the data it was trained on with --data_dir.'
-      )
-  return dataset
-
-
-def choose_images(files: Workdir, run: program.Run, dataset: data.Dataset):
-  """Images, labels and whether they are 'test' or 'validation' images."""
-  if len(dataset.test_labels):
-    return dataset.test_images, dataset.test_labels, 'test'
-  held_out = np.array(files.read('split.json')['validation'], np.int64)
-  if not len(held_out):
-    raise UserError(
-      f'{run.config.dataset} in {run.config.data_dir} has no test images, and '
-      'none were held out in training by config.num_val.'
-    )
-  images, labels = dataset.train_images, dataset.train_labels
-  return images[held_out], labels[held_out], 'validation'
-
-
 def main():
   parser = cli.Parser(description='Test error of a run.')
   parser.add_argument('--workdir', required=True, help='folder of the run')
@@ -78,9 +43,9 @@ def main():
   args = parser.parse_args()
 
   files = Workdir(args.workdir)
-  run = program.load_run(files, args.checkpoint)
-  dataset = load_data(run, args.data_dir)
-  images, labels, kind = choose_images(files, run, dataset)
+  run = load.load_run(files, args.checkpoint)
+  dataset = load.load_data(run, args.data_dir)
+  images, labels, kind = load.choose_images(files, run, dataset)
   found = classify.evaluate(run.classify, run.state, images, labels)
   step, names = int(run.state.step), dataset.class_names
   files.write('evaluation.json', {'step': step, 'images': kind, **found})

@@ -11,22 +11,19 @@ nothing is loaded, downloaded or compiled.
 
 import argparse
 import functools
-import pathlib
-import runpy
 import sys
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import config as config_lib
-from flatmatch_jax import data, methods, program, rules, train
+from flatmatch_jax import data, methods
 from flatmatch_jax.paper_tables import NAMES, TABLES, TITLES
 from flatmatch_jax.step import forward, recipes
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import load, loop, program, rules
 from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 # Training images, and their shape.
 IMAGES = {
@@ -93,17 +90,7 @@ class Cell(NamedTuple):
     )
 
   def config(self, seed: int = 0) -> Any:
-    return load_config(f'{self.dataset}.py', self.argument(seed))
-
-
-def load_config(file: str, argument: str):
-  path = ROOT / 'configs' / file
-  if not path.is_file():
-    raise UserError(
-      f'There is no config file {path}: the tables need the folder configs/ '
-      'beside the package, as in a clone of the repository.'
-    )
-  return runpy.run_path(str(path))['get_config'](argument)
+    return load.load_config(f'{self.dataset}.py', self.argument(seed))
 
 
 def cells(table: str) -> list[Cell]:
@@ -153,7 +140,7 @@ def images_per_step(config, method, name):
 
 def _fix_at(config):
   num_labeled = sys.maxsize if config.labels == 'all' else config.labels
-  return train.step_of_fixing(config, num_labeled)
+  return loop.step_of_fixing(config, num_labeled)
 
 
 def abstract_batch(config, views: tuple[str, ...], fixed: bool) -> Batch:

@@ -14,10 +14,10 @@ import sys
 
 import numpy as np
 
-from flatmatch_jax import program
 from flatmatch_jax.data import images
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, files, messages
+from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
 
 _BATCH = 256
@@ -50,9 +50,7 @@ def look_at(paths: list[str]) -> images.Found:
   return found
 
 
-def predict(
-  run: program.Run, paths: list[pathlib.Path], write_row
-) -> list[str]:
+def predict(run: load.Run, paths: list[pathlib.Path], write_row) -> list[str]:
   """Calls `write_row(file, class name, class, confidence)` for each image.
 
   Returns the complaints about files that could not be read.
@@ -96,7 +94,7 @@ def main():
   paths, others = look_at(args.paths)
   if args.out:
     files.check_target('--out', args.out)
-  run = program.load_run(Workdir(args.workdir), args.checkpoint)
+  run = load.load_run(Workdir(args.workdir), args.checkpoint)
   if others:
     named = [f'{path} ({why})' for path, why in others.items()]
     messages.say(f'Skipped {len(named)} other files: {messages.some(named)}.')

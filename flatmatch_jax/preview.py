@@ -11,10 +11,10 @@ import pathlib
 import re
 import runpy
 
-from flatmatch_jax import config as config_lib
 from flatmatch_jax import data
 from flatmatch_jax.data import pictures, splits
 from flatmatch_jax.system import cli, files
+from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.types import UserError
 
 

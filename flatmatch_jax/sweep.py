@@ -22,12 +22,12 @@ import jax
 from ml_collections import config_flags
 import numpy as np
 
-from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import stacked, traced, train
 from flatmatch_jax.run import watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages, startup
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import loop, stacked, traced
 from flatmatch_jax.types import UserError
 
 # Fields that nothing but the compiled step reads. Whether it can take them as
@@ -150,17 +150,17 @@ def _train_group(members: list[Member], names, at_once) -> None:
   """Members that have at least the data in common."""
   config = members[0].config
   dataset = data_lib.from_config(config)
-  pairs = [(m, train.choose_split(m.config, dataset)) for m in members]
+  pairs = [(m, loop.choose_split(m.config, dataset)) for m in members]
   streams = not isinstance(dataset.train_images, np.ndarray)
   # Whether labels are fixed depends on settings that no step reads.
   alone = [
-    streams or bool(train.step_of_fixing(m.config, len(split.labeled)))
+    streams or bool(loop.step_of_fixing(m.config, len(split.labeled)))
     for m, split in pairs
   ]
   for (member, _), is_alone in zip(pairs, alone, strict=True):
     if is_alone:
       try:
-        train.train_and_evaluate(member.config, str(member.files.path))
+        loop.train_and_evaluate(member.config, str(member.files.path))
       except watch.NotFiniteError as error:
         messages.say(f'{member.files.path.name}: {error}')
   pairs = [pair for pair, out in zip(pairs, alone, strict=True) if not out]

@@ -7,8 +7,8 @@ import pathlib
 import lab as lab_lib
 import runs
 
-from flatmatch_jax import program
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import load
 
 
 def size(folder):
@@ -28,7 +28,7 @@ def assert_full(workdir, found, before):
   assert 'the same command goes on' in line, stderr
   assert 'Traceback' not in stderr, stderr
   assert runs.saved_steps(workdir)[-1] >= before
-  assert int(program.load_run(Workdir(workdir)).state.step) >= before
+  assert int(load.load_run(Workdir(workdir)).state.step) >= before
 
 
 def fill(lab, workdir, shares, run_with_room):

@@ -6,8 +6,8 @@ import time
 import processes
 import runs
 
-from flatmatch_jax import program
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import load
 
 # In the start, before a file of a checkpoint is made, written, renamed or
 # deleted, between two steps, and at any moment of training.
@@ -105,7 +105,7 @@ def one_of_two(lab, number, times=2):
     assert 'Traceback' not in said, said
     aborted += by_jax
   train(workdir)
-  state = program.load_run(Workdir(whole)).state
+  state = load.load_run(Workdir(whole)).state
   runs.assert_same_run(workdir, whole, state, lab.steps)
   way = f' ({aborted} by the abort of JAX)' if aborted else ' with a line'
   return times, f'the other ended{way}; started again, the same bits'

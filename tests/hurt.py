@@ -23,13 +23,13 @@ import time
 from orbax.checkpoint._src.path import async_path
 import tqdm.std
 
-from flatmatch_jax import train
 from flatmatch_jax.run import progress
+from flatmatch_jax.training import loop
 
 PLACES = {
-  'compile': [(train, 'compile_and_tell')],
+  'compile': [(loop, 'compile_and_tell')],
   'step': [(progress.Progress, 'step')],
-  'evaluate': [(train, 'evaluate')],
+  'evaluate': [(loop, 'evaluate')],
   'write': [
     (async_path, name)
     for name in ('mkdir', 'write_text', 'write_bytes', 'rename', 'rmtree')

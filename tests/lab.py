@@ -11,8 +11,8 @@ import zlib
 import numpy as np
 import runs
 
-from flatmatch_jax import program
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import load
 
 
 class NotTriedError(Exception):
@@ -27,7 +27,7 @@ class Lab:
     self.folder, self.finished, self.seed = folder, finished, seed
     self._command = command
     self._lock = threading.Lock()
-    self.state = program.load_run(Workdir(finished)).state
+    self.state = load.load_run(Workdir(finished)).state
     self.steps = int(self.state.step)
 
   def random(self, name):

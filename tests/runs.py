@@ -11,8 +11,8 @@ import sys
 import jax
 import numpy as np
 
-from flatmatch_jax import program
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import load
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 16
@@ -128,7 +128,7 @@ def saved_steps(workdir):
 
 def assert_same_run(workdir, finished, final_state, steps=STEPS):
   """Bit by bit: the whole state, the log, and the errors of the result."""
-  state = program.load_run(Workdir(workdir)).state
+  state = load.load_run(Workdir(workdir)).state
   assert int(state.step) == steps
   raw = lambda state: jax.tree.leaves_with_path(
     state.replace(rng=jax.random.key_data(state.rng))

@@ -14,10 +14,11 @@ import pytest
 import runs
 
 from configs import digits
-from flatmatch_jax import analyze, program, train
+from flatmatch_jax import analyze
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import load, loop
 from flatmatch_jax.types import Losses
 
 PROBED = {
@@ -49,7 +50,7 @@ def train_for(folder, name, probe_every):
     probe_every=probe_every,
   )
   config.method_args.threshold = 0.2  # So that some guesses are used.
-  train.train_and_evaluate(config, str(folder / name))
+  loop.train_and_evaluate(config, str(folder / name))
   return folder / name
 
 
@@ -84,7 +85,7 @@ def analyzed(finished, probed):
 
 def test_probes_do_not_change_the_run(finished, probed):
   plain, looked_at = (
-    program.load_run(Workdir(path)).state.replace(rng=())
+    load.load_run(Workdir(path)).state.replace(rng=())
     for path in (finished, probed)
   )
   jax.tree.map(np.testing.assert_array_equal, plain, looked_at)
@@ -206,7 +207,7 @@ def test_runs_that_differ_in_seeds_have_one_name():
 
 def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(tmp_path):
   code = (
-    'import sys, json, flatmatch_jax.train;'
+    'import sys, json, flatmatch_jax.training.loop;'
     'before = {"flatmatch_jax.analysis", "flatmatch_jax.report"}'
     ' & set(sys.modules);'
     'import flatmatch_jax.analyze;'

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from flatmatch_jax import classify
 from flatmatch_jax.data import resident
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import classify
 
 
 class Mean:

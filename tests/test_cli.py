@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flatmatch_jax import config as config_lib
+from flatmatch_jax.training import config as config_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 DATASETS = (
@@ -139,7 +139,7 @@ import importlib, pkgutil, sys
 import flatmatch_jax
 names = [m.name for m in pkgutil.walk_packages(
     flatmatch_jax.__path__, 'flatmatch_jax.')]
-assert 'flatmatch_jax.train' in names, names
+assert 'flatmatch_jax.training.loop' in names, names
 for name in names:
   importlib.import_module(name)
 slow = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'clu', 'tensorboard'}

@@ -6,8 +6,8 @@ import importlib.util
 import pytest
 
 from configs import cifar10_fast, folder, npz, tfds
-from flatmatch_jax import config as config_lib
 from flatmatch_jax.system import startup
+from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.types import UserError
 
 

@@ -9,9 +9,10 @@ from orbax.checkpoint._src.path import async_path
 import pytest
 from test_sweep import make_config
 
-from flatmatch_jax import sweep, train
+from flatmatch_jax import sweep
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import files
+from flatmatch_jax.training import loop
 from flatmatch_jax.types import UserError
 
 
@@ -75,7 +76,7 @@ def disk(monkeypatch, compiled, tiny_network):
 def test_rows_are_on_disk_before_the_checkpoint_after_them(
   config, disk, tmp_path
 ):
-  train.train_and_evaluate(config, str(tmp_path / 'run'))
+  loop.train_and_evaluate(config, str(tmp_path / 'run'))
   assert {step for _, step in disk.saved} >= {2, 4, 6}
   assert not disk.lost
 

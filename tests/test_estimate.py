@@ -6,8 +6,8 @@ import time
 import pytest
 
 from configs import cifar10, folder, imagenet, npz
-from flatmatch_jax import estimate
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import estimate
 
 MINUTE, HOUR, DAY = 60, 3600, 24 * 3600
 

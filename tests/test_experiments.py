@@ -13,13 +13,14 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from flatmatch_jax import config as config_lib
-from flatmatch_jax import experiments, models, paper_tables, program
+from flatmatch_jax import experiments, models, paper_tables
 from flatmatch_jax.data import resident
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import load, program
 from flatmatch_jax.types import DatasetInfo
 
-ROOT = experiments.ROOT
+ROOT = load.ROOT
 RESIDENT = ('table1', 'combination', 'ablation')
 STREAMED = ('imagenet30', 'imagenet')
 

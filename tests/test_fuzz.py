@@ -17,13 +17,13 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from flatmatch_jax import config as config_lib
-from flatmatch_jax import program
 from flatmatch_jax.data import arrays, cache, images, splits
 from flatmatch_jax.run import checkpoint
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import array_files, files
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
 
 SHAPE = (8, 8, 3)
@@ -302,7 +302,7 @@ def test_workdirs(folder):
     workdir.write('config.json', tree)
     workdir.write('dataset.json', described)
     with pytest.raises(UserError) as caught:
-      program.load_run(workdir)
+      load.load_run(workdir)
     assert '\n' not in str(caught.value)
 
   @fuzz(100)
@@ -310,7 +310,7 @@ def test_workdirs(folder):
   def check_bytes(content):
     (workdir.path / 'config.json').write_bytes(content)
     with pytest.raises(UserError):
-      program.load_run(workdir)
+      load.load_run(workdir)
 
   check_values()
   check_bytes()

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 from configs import cifar10
-from flatmatch_jax import methods, models, program
+from flatmatch_jax import methods, models
 from flatmatch_jax.data import resident
 from flatmatch_jax.step import recipes
+from flatmatch_jax.training import program
 from flatmatch_jax.types import DatasetInfo
 
 SIZE = 100, (32, 32, 3)

@@ -14,10 +14,11 @@ from PIL import Image
 import pytest
 import runs
 
-from flatmatch_jax import data, evaluate, predict, program
+from flatmatch_jax import data, evaluate, predict
 from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import load
 
 
 @pytest.fixture(scope='module')
@@ -27,7 +28,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(workdir):
-  return program.load_run(Workdir(workdir))
+  return load.load_run(Workdir(workdir))
 
 
 @pytest.fixture(scope='module')
@@ -63,7 +64,7 @@ def call(monkeypatch, capfd):
 @pytest.fixture
 def ready(run, monkeypatch):
   """Reading a run takes seconds: take the one that is there."""
-  monkeypatch.setattr(program, 'load_run', lambda files, which='latest': run)
+  monkeypatch.setattr(load, 'load_run', lambda files, which='latest': run)
 
 
 def rows_of(text):
@@ -213,7 +214,7 @@ def test_class_names_are_those_of_the_run(tmp_path):
   for name, value in (('a', 0), ('b', 255), ('c', 0)):
     Image.new('RGB', (40, 30), (value,) * 3).save(tmp_path / f'{name}.png')
   (tmp_path / 'bad.png').write_bytes(b'')
-  run = program.Run(
+  run = load.Run(
     config=None,
     dataset={
       'image_shape': [8, 8, 3],

@@ -14,9 +14,10 @@ import runs
 import test_records
 import tiny_main
 
-from flatmatch_jax import models, program
+from flatmatch_jax import models
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import clusters, distributed
+from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
 
 STEPS = 12
@@ -95,7 +96,7 @@ def assert_close(workdir, reference):
 def state_of(workdir, monkeypatch):
   """All numbers of the last checkpoint."""
   monkeypatch.setattr(models, 'create', tiny_main.create)
-  state = program.load_run(Workdir(str(workdir))).state
+  state = load.load_run(Workdir(str(workdir))).state
   state = state.replace(rng=jax.random.key_data(state.rng))
   return jax.tree.map(np.asarray, state)
 
@@ -403,7 +404,7 @@ import sys
 import jax
 import numpy as np
 
-from flatmatch_jax import classify
+from flatmatch_jax.training import classify
 from flatmatch_jax.system import distributed, sharding
 from flatmatch_jax.data import splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch

@@ -8,10 +8,11 @@ import pytest
 import tiny_main
 
 from configs import digits
-from flatmatch_jax import models, train
+from flatmatch_jax import models
 from flatmatch_jax.run import checkpoint, progress
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system.trace import Trace
+from flatmatch_jax.training import loop
 
 
 def traced_steps(folder):
@@ -28,7 +29,7 @@ def test_a_run_traces_as_many_steps_as_asked_for(tmp_path, monkeypatch, capfd):
   monkeypatch.setattr(progress, '_tensorboard_writers', lambda _: [None])
   config = digits.get_config('method=supervised')
   config.update(steps=6, batch_size=8, unlabeled_batch_size=8, profile_steps=2)
-  train.train_and_evaluate(config, str(tmp_path))
+  loop.train_and_evaluate(config, str(tmp_path))
   assert traced_steps(tmp_path / 'tensorboard') == [3, 4]
   assert 'TensorBoard' in capfd.readouterr().err
 
@@ -102,7 +103,7 @@ def test_trace_survives_an_error_of_the_last_checkpoint(tmp_path, monkeypatch):
   config = digits.get_config('method=supervised')
   config.update(steps=3, batch_size=8, unlabeled_batch_size=8, profile_steps=2)
   with pytest.raises(OSError, match='Input/output'):
-    train.train_and_evaluate(config, str(tmp_path))
+    loop.train_and_evaluate(config, str(tmp_path))
   assert traced_steps(tmp_path / 'tensorboard') == [3]
 
 

@@ -12,9 +12,10 @@ from scipy import stats
 from benchmarks import cifar10_fast as study
 from benchmarks import references
 from configs import cifar10_fast, digits
-from flatmatch_jax import data, train
+from flatmatch_jax import data
 from flatmatch_jax.run import plots, reference
 from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.training import loop
 from flatmatch_jax.types import UserError
 
 ENTRIES = json.loads(reference.FILE.read_text())
@@ -188,7 +189,7 @@ def test_training_says_where_it_stands(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(reference, 'FILE', file)
   drawn = []
   monkeypatch.setattr(plots, 'curves', lambda *args: drawn.extend(args))
-  train.train_and_evaluate(config, str(tmp_path / 'run'))
+  loop.train_and_evaluate(config, str(tmp_path / 'run'))
   assert drawn[-1][2].errors == [1.0, 1.0, 1.0]
   assert 'Warning: step 2 has a test error of' in capsys.readouterr().err
 

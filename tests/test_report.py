@@ -16,7 +16,6 @@ from PIL import Image
 import pytest
 from runs import ROOT
 
-from flatmatch_jax import classify, experiments
 from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.report import (
   __main__,
@@ -32,6 +31,7 @@ from flatmatch_jax.report import (
 from flatmatch_jax.run import reference
 from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import classify, load
 
 NAMES = [
   'zero',
@@ -48,7 +48,7 @@ def write_run(
 ):  # fmt: skip
   """A folder as a run leaves it, without a checkpoint."""
   config = as_dict(
-    experiments.load_config(
+    load.load_config(
       f'{dataset}.py', f'method={method},labels={labels},seed={seed}'
     )
   )

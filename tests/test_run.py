@@ -33,9 +33,10 @@ from runs import (
   saved_steps,
 )
 
-from flatmatch_jax import data, program, train
+from flatmatch_jax import data
 from flatmatch_jax.data import splits
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import load, loop
 
 
 def run_on_terminal(folder, args):
@@ -72,7 +73,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def final_state(finished):
-  return program.load_run(Workdir(finished)).state
+  return load.load_run(Workdir(finished)).state
 
 
 # A finished run.
@@ -202,7 +203,7 @@ def test_latest_and_best_checkpoints_are_kept(finished):
   errors = {r['step']: r['error'] for r in rows_of(finished) if 'error' in r}
   steps = saved_steps(finished)
   assert steps[-1] == STEPS
-  best = program.load_run(Workdir(finished), 'best').state
+  best = load.load_run(Workdir(finished), 'best').state
   assert int(best.step) in steps
   assert errors[int(best.step)] == min(errors.values())
 
@@ -427,7 +428,7 @@ def test_checkpoint_is_chosen_by_images_held_out(jobs, folder):
   result = json.loads((workdir / 'result.json').read_text())
   assert result['val_error_best'] == chosen['val_error']
   assert result['error_selected'] == chosen['error']
-  best = program.load_run(Workdir(workdir), 'best').state
+  best = load.load_run(Workdir(workdir), 'best').state
   assert int(best.step) == chosen['step']
   assert '50 for validation' in done.stderr
   labels = data.load('digits').train_labels
@@ -441,7 +442,7 @@ def test_fixed_labels_survive_a_resume(jobs, folder):
   once, again = jobs['fixed'].result()
   assert 'Fixed the labels of 60 unlabeled images' in once
   whole, twice = folder / 'fixed', folder / 'fixed-twice'
-  final = program.load_run(Workdir(whole)).state
+  final = load.load_run(Workdir(whole)).state
   assert_same_run(twice, whole, final)
   fixed = (whole / 'fixed.json').read_text()
   assert (twice / 'fixed.json').read_text() == fixed
@@ -459,7 +460,7 @@ def test_split_of_another_run_is_a_labels_file(jobs, folder):
   config = Workdir(folder / 'finished').config()
   config.labels = 20
   config.labels_file = str(folder / 'from-file' / 'split.json')
-  split = train.choose_split(config, data.load('digits'))
+  split = loop.choose_split(config, data.load('digits'))
   assert split.labeled.tolist() == json.loads(
     (folder / 'mine.json').read_text()
   )

@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 
 from configs import cifar10, digits
-from flatmatch_jax import (
-  data,
-  methods,
-  program,
-  run_length,
-  sweep,
-  traced,
-  train,
-)
+from flatmatch_jax import data, methods, sweep
 from flatmatch_jax.data import augment
 from flatmatch_jax.run.workdir import Workdir, as_dict
 from flatmatch_jax.step import recipes
+from flatmatch_jax.training import load, loop, run_length, traced
 
 
 @pytest.mark.usefixtures('tiny_network')
@@ -30,8 +23,8 @@ def test_a_short_run_is_evaluated_as_it_trained(momentum, tmp_path):
   config.update(steps=150, log_every=50, eval_every=150, batch_size=64)
   if momentum:  # By hand, so that the warm-up alone must do.
     config.bn_momentum = momentum
-  train.train_and_evaluate(config, str(tmp_path))
-  run = program.load_run(Workdir(str(tmp_path)))
+  loop.train_and_evaluate(config, str(tmp_path))
+  run = load.load_run(Workdir(str(tmp_path)))
   images = data.from_config(config)
 
   def error(pixels, labels):

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from flatmatch_jax import config as config_lib
 from flatmatch_jax import data
 from flatmatch_jax.data import sources
+from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.types import UserError
 
 CODES = {'train': 1, 'test': 2, 'extra': 3, 'unlabelled': 4}

@@ -11,11 +11,12 @@ import pytest
 from test_devices import assert_close, compile_step, run
 
 from configs import digits
-from flatmatch_jax import classify, hlo, models, program, train
+from flatmatch_jax import hlo, models
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import classify, load, loop
 from flatmatch_jax.types import UserError
 
 
@@ -253,7 +254,7 @@ def test_run_moves_to_another_mesh_and_copies_nothing_from_the_host(
   tmp_path, monkeypatch, stopped_after
 ):
   monkeypatch.setattr(models, 'create', create)
-  compile_and_tell, seen = train.compile_and_tell, []
+  compile_and_tell, seen = loop.compile_and_tell, []
 
   def guarded(*args):
     compiled = compile_and_tell(*args)
@@ -266,18 +267,18 @@ def test_run_moves_to_another_mesh_and_copies_nothing_from_the_host(
     step.cost_analysis = compiled.cost_analysis
     return step
 
-  monkeypatch.setattr(train, 'compile_and_tell', guarded)
+  monkeypatch.setattr(loop, 'compile_and_tell', guarded)
   # Without strong views, which take longest to compile.
   config = digits.get_config('method=pseudo_label+flatmatch_e')
   config.batch_size, config.unlabeled_batch_size = 8, 16
   config.steps = 4
   config.log_every = config.checkpoint_every = 2
-  whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
+  whole = loop.train_and_evaluate(config, str(tmp_path / 'whole'))
   config.mesh.fsdp = 4
   parts = str(tmp_path / 'parts')
-  stopped_after(3, train.train_and_evaluate, config, parts)
+  stopped_after(3, loop.train_and_evaluate, config, parts)
   config.mesh.fsdp = 2
-  split = train.train_and_evaluate(config, parts)
+  split = loop.train_and_evaluate(config, parts)
   assert_close(whole, split)
   assert not split_leaves(whole)
   assert len(split_leaves(split.params)) >= 4
@@ -288,5 +289,5 @@ def test_run_moves_to_another_mesh_and_copies_nothing_from_the_host(
     assert len(given.images.sharding.device_set) == 8
   assert len({id(given.images.rows) for given in seen}) == 3
   # By a machine whose devices do not share as many.
-  loaded = program.load_run(Workdir(parts)).state
+  loaded = load.load_run(Workdir(parts)).state
   assert_close(split, loaded)

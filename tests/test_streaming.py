@@ -13,7 +13,6 @@ import pytest
 from test_records import encode, picture, prepare
 
 from configs import imagenet, imagenet30
-from flatmatch_jax import classify, evaluate, program, train
 from flatmatch_jax.data import (
   crops,
   frames,
@@ -27,6 +26,7 @@ from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.report import predictions
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import classify, load, loop
 from flatmatch_jax.types import Batch, UserError
 
 SIZE = 16
@@ -339,15 +339,15 @@ def test_report_shows_streamed_images(dataset, monkeypatch):
   probs = np.random.default_rng(0).dirichlet(
     np.ones(len(dataset.class_names)), len(dataset.test_labels)
   )
-  run = program.Run(
+  run = load.Run(
     config=types.SimpleNamespace(pad=0, flip=True, strong_operations=3),
     dataset={},
     state=types.SimpleNamespace(ema_params=0, batch_stats=0, step=7),
     classify=lambda weights, batch_stats, images: [probs],
     program=None,
   )
-  monkeypatch.setattr(program, 'load_run', lambda files: run)
-  monkeypatch.setattr(evaluate, 'load_data', lambda *args: dataset)
+  monkeypatch.setattr(load, 'load_run', lambda files: run)
+  monkeypatch.setattr(load, 'load_data', lambda *args: dataset)
   # Whose augmentations take long to compile.
   monkeypatch.setattr(
     pictures, 'pairs', lambda images, *args: {'image': images}
@@ -632,15 +632,15 @@ def test_run_trains_and_resumes_exactly(folder, tmp_path, stopped_after):
   config.eval_every = 3
   # Five images are held out, and the 25 labels left are fewer than 26.
   config.recipe_args.update(pretrain_steps=3, num_fixed=26)
-  whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
+  whole = loop.train_and_evaluate(config, str(tmp_path / 'whole'))
   result = Workdir(tmp_path / 'whole').read('result.json')
   assert 0 < result['error_last'] <= 100
   assert 0 < result['val_error_last'] <= 100
-  stopped_after(5, train.train_and_evaluate, config, str(tmp_path / 'parts'))
-  parts = train.train_and_evaluate(config, str(tmp_path / 'parts'))
+  stopped_after(5, loop.train_and_evaluate, config, str(tmp_path / 'parts'))
+  parts = loop.train_and_evaluate(config, str(tmp_path / 'parts'))
   raw = lambda state: state.replace(rng=jax.random.key_data(state.rng))
   assert_equal(jax.device_get(raw(whole)), jax.device_get(raw(parts)))
   logs = ((tmp_path / name / 'metrics.jsonl') for name in ('whole', 'parts'))
   assert len({log.read_bytes() for log in logs}) == 1
-  best = program.load_run(Workdir(tmp_path / 'whole'), 'best')
+  best = load.load_run(Workdir(tmp_path / 'whole'), 'best')
   assert best.dataset['num_test'] == 7

@@ -14,19 +14,12 @@ import pytest
 
 from configs import digits
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import (
-  evaluate,
-  methods,
-  program,
-  stacked,
-  sweep,
-  traced,
-  train,
-)
+from flatmatch_jax import evaluate, methods, sweep
 from flatmatch_jax.data import resident
 from flatmatch_jax.run import progress, watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import load, loop, stacked, traced
 from flatmatch_jax.types import UserError
 
 STEPS = 6
@@ -62,7 +55,7 @@ def make_config(method='pseudo_label+flatmatch_e', **changes):
 
 
 def state_of(files):
-  state = program.load_run(files).state
+  state = load.load_run(files).state
   return state.replace(rng=jax.random.key_data(state.rng))
 
 
@@ -89,7 +82,7 @@ def test_member_equals_its_single_run(swept, which, tmp_path):
   config.seed = config.split_seed = member.settings['seed']
   config.recipe_args.rho = member.settings['recipe_args.rho']
   config.method_args.threshold = 0.2
-  train.train_and_evaluate(config, str(tmp_path))
+  loop.train_and_evaluate(config, str(tmp_path))
   single = Workdir(str(tmp_path))
   for name in ('config.json', 'split.json', 'dataset.json', 'versions.json'):
     assert member.files.read(name) == single.read(name), name
@@ -286,7 +279,7 @@ def test_run_that_stops_does_not_end_the_sweep(tmp_path, monkeypatch, capsys):
     began.append(workdir)
     raise watch.NotFiniteError('Step 7 is the last.')
 
-  monkeypatch.setattr(train, 'train_and_evaluate', run)
+  monkeypatch.setattr(loop, 'train_and_evaluate', run)
   config = make_config('pseudo_label+flatmatch_fix')
   config.recipe_args.update(pretrain_steps=2, num_fixed=60)
   members = sweep.sweep(config, str(tmp_path), {'seed': [0, 1]})
@@ -352,7 +345,7 @@ def trained(monkeypatch):
 
   monkeypatch.setattr(stacked, 'train_all', stack)
   monkeypatch.setattr(
-    train, 'train_and_evaluate', lambda config, workdir: calls.append(workdir)
+    loop, 'train_and_evaluate', lambda config, workdir: calls.append(workdir)
   )
   return calls
 
@@ -417,7 +410,7 @@ def test_numbers_of_every_method_are_traced(name, monkeypatch):
   config = make_config(name)
   config.batch_size = config.unlabeled_batch_size = 8
   dataset = data_lib.from_config(config)
-  split = train.choose_split(config, dataset)
+  split = loop.choose_split(config, dataset)
   names = ['learning_rate', 'weight_decay', 'ema_decay', 'bn_momentum']
   names += [
     f'method_args.{key}'

@@ -8,9 +8,10 @@ from test_pretrained import save_npz, to_google
 from test_streaming import assert_equal
 
 from configs import digits
-from flatmatch_jax import models, program, train
+from flatmatch_jax import models
 from flatmatch_jax.models import vit
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.training import loop, program
 from flatmatch_jax.types import DatasetInfo
 
 
@@ -52,8 +53,8 @@ def config(tmp_path, monkeypatch):
 
 def test_weights_start_the_network_and_its_average(config):
   state = _create(config)
-  loaded = train.start_from(
-    train.read_weights(config.pretrained, state.params), state
+  loaded = loop.start_from(
+    loop.read_weights(config.pretrained, state.params), state
   )
   for tree in (loaded.params, loaded.ema_params):
     for name in ('patch', 'block1', 'block2', 'norm', 'cls', 'position'):
@@ -71,13 +72,13 @@ def _create(config):
 
 @pytest.mark.usefixtures('compiled_once')
 def test_run_resumes_exactly(config, tmp_path, stopped_after, capfd):
-  whole = train.train_and_evaluate(config, str(tmp_path / 'whole'))
+  whole = loop.train_and_evaluate(config, str(tmp_path / 'whole'))
   assert 'Loaded' in capfd.readouterr().err
   for leaf in jax.tree.leaves((whole.params, whole.opt_state)):
     assert leaf.dtype in (jnp.float32, jnp.int32)
-  stopped_after(3, train.train_and_evaluate, config, str(tmp_path / 'parts'))
+  stopped_after(3, loop.train_and_evaluate, config, str(tmp_path / 'parts'))
   capfd.readouterr()
-  parts = train.train_and_evaluate(config, str(tmp_path / 'parts'))
+  parts = loop.train_and_evaluate(config, str(tmp_path / 'parts'))
   # The weights are the checkpoint's, not the file's once more.
   assert 'Loaded' not in capfd.readouterr().err
   raw = lambda state: state.replace(rng=jax.random.key_data(state.rng))

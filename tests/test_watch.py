@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from configs import digits
-from flatmatch_jax import methods, train
+from flatmatch_jax import methods
 from flatmatch_jax.data import splits
 from flatmatch_jax.run import watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import perturb, train_step
 from flatmatch_jax.step.recipes import RECIPES
+from flatmatch_jax.training import loop
 from flatmatch_jax.types import UserError
 
 
@@ -379,7 +380,7 @@ def test_diverging_run_stops_with_its_checkpoint(tmp_path, capfd):
   config.max_skipped = 5
   config.log_every = config.checkpoint_every = config.eval_every = 4
   with pytest.raises(UserError, match='in a row whose numbers are not finite'):
-    train.train_and_evaluate(config, str(tmp_path))
+    loop.train_and_evaluate(config, str(tmp_path))
   files = Workdir(str(tmp_path))
   assert files.has_steps()
   assert not files.has('result.json')

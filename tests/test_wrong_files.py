@@ -16,21 +16,13 @@ from PIL import Image, ImageFile
 import pytest
 from test_wrong_input import check_line, file, start
 
-from flatmatch_jax import (
-  analyze,
-  data,
-  evaluate,
-  experiments,
-  predict,
-  preview,
-  program,
-  train,
-)
+from flatmatch_jax import analyze, data, evaluate, experiments, predict, preview
 from flatmatch_jax.data import images, splits
 from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, sharding
+from flatmatch_jax.training import loop, program
 from flatmatch_jax.types import DatasetInfo, UserError
 
 
@@ -276,8 +268,8 @@ def runs(tmp_path_factory):
     )
     config.model = model
     files = Workdir(folder / model)
-    split = train.choose_split(config, dataset)
-    train.write_description(files, config, dataset, split)
+    split = loop.choose_split(config, dataset)
+    loop.write_description(files, config, dataset, split)
     made = program.create(config, DatasetInfo(10, 1437, 1437), (8, 8, 1))
     everywhere = sharding.replicated(sharding.make_mesh())
     init = jax.jit(made.init, out_shardings=everywhere)
@@ -414,7 +406,7 @@ def test_changed_labels_that_were_fixed_are_refused(change, tmp_path):
     train_labels=[0] * 20, class_names=[*range(10)]
   )
   with pytest.raises(UserError, match=r'fixed\.json is not what .* Put back'):
-    train.add_fixed(config, Workdir(tmp_path), None, dataset, None, state, None)
+    loop.add_fixed(config, Workdir(tmp_path), None, dataset, None, state, None)
 
 
 def test_labels_fixed_before_there_was_a_checksum_are_taken():
@@ -439,7 +431,7 @@ def test_a_run_does_not_go_on_from_another_network(
   before = digest(tmp_path)
   config = Workdir(run).config()
   with pytest.raises(SystemExit) as end, cli.errors_as_lines():
-    train.train_and_evaluate(config, str(run))
+    loop.train_and_evaluate(config, str(run))
   assert end.value.code == 2
   *_, line = capfd.readouterr().err.splitlines(keepends=True)
   check_line(line, ['another network', '--workdir'])

@@ -10,10 +10,11 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from flatmatch_jax import config as config_lib
-from flatmatch_jax import methods, rules, train
+from flatmatch_jax import methods
 from flatmatch_jax.step import recipes
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import loop, rules
 from flatmatch_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -43,11 +44,11 @@ def start(monkeypatch, *args):
   def work(*args):
     raise AssertionError('work has begun')
 
-  monkeypatch.setattr(train, 'write_description', work)
+  monkeypatch.setattr(loop, 'write_description', work)
   with cli.errors_as_lines():
     cli.set_default_config(ROOT / 'configs' / 'digits.py')
     cli.parse_flags(sys.argv)
-    train.train_and_evaluate(values.config, values.workdir)
+    loop.train_and_evaluate(values.config, values.workdir)
 
 
 METHODS = ('supervised', 'fixmatch', 'freematch', 'flatmatch', 'flatmatch_e')

@@ -10,11 +10,12 @@ from jax.tree_util import Partial
 import numpy as np
 from PIL import Image
 
-from flatmatch_jax import evaluate, program, train
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.methods import losses
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import loop, program
+from flatmatch_jax.training.load import Run, load_data, load_run
 from flatmatch_jax.types import Batch, UserError
 
 
@@ -27,7 +28,7 @@ class Setting(NamedTuple):
   """
 
   files: Workdir
-  run: program.Run
+  run: Run
   dataset: Any
   split: Any
   losses: dict[str, Partial]  # 'labeled', 'unlabeled', and 'held_out' if any.
@@ -48,14 +49,14 @@ def load(
   augmentation" of the paper's landscapes.
   """
   files = Workdir(workdir)
-  run = program.load_run(files, checkpoint)
+  run = load_run(files, checkpoint)
   if images % run.config.microbatches:
     raise UserError(
       f'--images={images} must be divisible by the '
       f'config.microbatches={run.config.microbatches} of {files.path}.'
     )
-  dataset = evaluate.load_data(run, data_dir)
-  split = train.choose_split(run.config, dataset)
+  dataset = load_data(run, data_dir)
+  split = loop.choose_split(run.config, dataset)
   rng = np.random.default_rng(0)
   pixels, labels = {}, {}
   for name, pool in (
@@ -111,7 +112,7 @@ def _make_batches(run, dataset, split):
       if streams
       else resident.place(dataset, split, everywhere)
     )
-    feed = train.open_feed(config, views, data, 0, over_batch)
+    feed = loop.open_feed(config, views, data, 0, over_batch)
     try:
       for step in range(count):
         yield sharding.settle(sample(next(feed), at(step)))

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from flatmatch_jax import classify
 from flatmatch_jax.report import charts
 from flatmatch_jax.report.page import (
   Html,
@@ -15,6 +14,7 @@ from flatmatch_jax.report.page import (
   tag,
 )
 from flatmatch_jax.report.predictions import Predictions
+from flatmatch_jax.training import classify
 
 _MATRIX = 20  # Classes; more are told by the pairs most often confused.
 _PAIRS = 20

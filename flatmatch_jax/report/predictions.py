@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatmatch_jax import classify, evaluate, program
 from flatmatch_jax.data import Dataset, pictures, splits
+from flatmatch_jax.training import classify, load
 
 EXAMPLES = 12
 SAMPLES = 6  # Images whose augmentations are shown.
@@ -36,9 +36,9 @@ class Predictions(NamedTuple):
 
 def predict(files, data_dir: str | None = None) -> Predictions:
   """Runs the latest checkpoint over the images that `evaluate` takes."""
-  run = program.load_run(files)
-  dataset = evaluate.load_data(run, data_dir)
-  images, labels, kind = evaluate.choose_images(files, run, dataset)
+  run = load.load_run(files)
+  dataset = load.load_data(run, data_dir)
+  images, labels, kind = load.choose_images(files, run, dataset)
   state = run.state
   (probabilities,) = run.classify([state.ema_params], state.batch_stats, images)
   return Predictions(

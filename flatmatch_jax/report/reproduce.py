@@ -2,8 +2,8 @@
 
 import shlex
 
-from flatmatch_jax import experiments
 from flatmatch_jax.run.workdir import as_dict, flatten
+from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
 
 # Chosen after the colon; the others of `variant` are added to them.
@@ -21,7 +21,7 @@ def command(config: dict, workdir: str) -> str:
     chosen['name'] = config['tfds_name']
   argument = ','.join(f'{key}={value}' for key, value in chosen.items())
   file = f'{config["dataset"]}.py'
-  loaded = experiments.load_config(file, argument)
+  loaded = load.load_config(file, argument)
   usual = flatten(as_dict(loaded))
   loaded.steps = config['steps']  # Decays and the like follow it.
   usual = flatten(as_dict(loaded)) | {'steps': usual['steps']}

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax import program as program_lib
 from flatmatch_jax.data import resident
+from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo
 
 

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from flatmatch_jax import estimate, traced, train
 from flatmatch_jax.data import resident
 from flatmatch_jax.run import results, watch
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.progress import Progress
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import memory, messages, sharding, signals
+from flatmatch_jax.training import estimate, loop, traced
 from flatmatch_jax.types import TrainState
 
 
@@ -87,17 +87,17 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   memory.check(config, shapes, shape, len(functions.program.views))
   weights = None
   if config.pretrained:
-    weights = train.read_weights(config.pretrained, shapes.params)
+    weights = loop.read_weights(config.pretrained, shapes.params)
   pairs = list(zip(members, chosen, strict=True))
   for member, split in pairs:
-    train.write_description(member.files, member.config, dataset, split)
-  train.tell_data(config, dataset, chosen[0])
+    loop.write_description(member.files, member.config, dataset, split)
+  loop.tell_data(config, dataset, chosen[0])
 
   data = resident.place(dataset, chosen[0], everywhere)
   if len(dataset.test_labels):  # Once for all members.
     test_images = jax.device_put(dataset.test_images, everywhere)
     dataset = dataset._replace(test_images=test_images)
-  loop = Loop(functions, mesh)
+  stack = Loop(functions, mesh)
   size = size_of_stack(len(members), at_once, mesh.size)
   for first in range(0, len(pairs), size):
     at: dict[int, tuple[list[Run], list[TrainState]]] = {}
@@ -109,14 +109,14 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
           unlabeled=jnp.asarray(split.unlabeled, jnp.int32),
         ),
       )
-      held_out = train.evaluation_sets(dataset, split, everywhere)
+      held_out = loop.evaluation_sets(dataset, split, everywhere)
       run, state = _open(member, split, given, held_out, init, weights, dataset)
       runs, states = at.setdefault(int(state.step), ([], []))
       runs.append(run)
       states.append(state)
     # A process that dies while it saves leaves some a checkpoint behind.
     for runs, states in at.values():
-      loop.run(runs, *_stack(runs, states, size, mesh))
+      stack.run(runs, *_stack(runs, states, size, mesh))
 
 
 def _open(member, split, given, held_out, init, weights, dataset):
@@ -128,9 +128,9 @@ def _open(member, split, given, held_out, init, weights, dataset):
   if (found := checkpoints.restore(state)) is not None:
     state, notes = found
   elif weights:
-    state = train.start_from(weights, state)
-  unseen = train.probe_images(config, held_out)
-  watcher = train.watch_over(config, dataset, split, notes, files.path.name)
+    state = loop.start_from(weights, state)
+  unseen = loop.probe_images(config, held_out)
+  watcher = loop.watch_over(config, dataset, split, notes, files.path.name)
   run = Run(config, files, given, held_out, unseen, checkpoints, notes, watcher)
   return run, state
 
@@ -196,7 +196,7 @@ class Loop:
     step, pending = start, None
     try:
       if self._compiled is None:
-        self._compiled = train.compile_and_tell(
+        self._compiled = loop.compile_and_tell(
           self._step, state, given, sharding.over_batch(self._mesh)
         )
       timing = estimate.Estimate(config)
@@ -259,10 +259,10 @@ class Loop:
     if request.signal and step < config.steps:
       # Those that stopped before may have saved less, or nothing.
       saved = [run.checkpoints.latest_step() or 0 for run in runs]
-      train.stop(request.signal, max(saved))
+      loop.stop(request.signal, max(saved))
     skipped = jax.device_get(state.skipped.total)
     for i in live:
-      train.write_result(
+      loop.write_result(
         runs[i].config,
         runs[i].files,
         len(runs[i].given[1].labeled),
@@ -272,7 +272,7 @@ class Loop:
         speed,
       )
     if request.signal:  # It came in the last step; others may wait.
-      train.stop(request.signal, step)
+      loop.stop(request.signal, step)
 
   def _look_at(self, run, state, i, step, logs) -> dict:
     """What a perturbed step does not measure, of the member `i`."""
@@ -289,7 +289,7 @@ class Loop:
     for i in live:
       member = self._member(state, i)
       sets = runs[i].held_out
-      rows[i] |= train.evaluate(self._program.classify, member, sets)
+      rows[i] |= loop.evaluate(self._program.classify, member, sets)
 
 
 def _still_live(live, runs, step, metrics) -> list[int]:

@@ -6,11 +6,12 @@ import re
 import jax
 from ml_collections import ConfigDict
 
-from flatmatch_jax import data, methods, models, rules
+from flatmatch_jax import data, methods, models
 from flatmatch_jax.step import recipes
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.optimizer import SCHEDULES
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import rules
 from flatmatch_jax.types import UserError, did_you_mean
 
 _TFDS_NAME = r'\w+(/[\w.+-]+)?(:[0-9*]+\.[0-9*]+\.[0-9*]+)?'

@@ -1,4 +1,4 @@
-"""What a config means, as functions; and a run read back from its folder."""
+"""What a config means, as functions."""
 
 import functools
 import math
@@ -8,16 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax import classify, methods, models
-from flatmatch_jax import config as config_lib
+from flatmatch_jax import methods, models
 from flatmatch_jax.data import resident, streaming
-from flatmatch_jax.run.checkpoint import Checkpoints
-from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import forward, optimizer, probe, recipes, train_step
 from flatmatch_jax.system import sharding
-from flatmatch_jax.types import DatasetInfo, TrainState, UserError
-
-_MAX_SIDE = 2**14  # Pixels of an image that a workdir may ask for.
+from flatmatch_jax.training import classify
+from flatmatch_jax.types import DatasetInfo
 
 
 class Program(NamedTuple):
@@ -147,63 +143,3 @@ def make_sample(config, views, batch_sharding, streams: bool = False):
 def make_mesh(config) -> jax.sharding.Mesh:
   """The devices of this machine, which may be fewer than trained a run."""
   return sharding.make_mesh(math.gcd(config.mesh.fsdp, jax.device_count()))
-
-
-class Run(NamedTuple):
-  """A run read back from its folder."""
-
-  config: Any
-  dataset: dict[str, Any]  # The content of dataset.json.
-  state: TrainState
-  classify: Any
-  program: Program
-
-
-def load_run(files: Workdir, which: str = 'latest') -> Run:
-  """The 'latest' or 'best' checkpoint of a run, ready to classify."""
-  config, dataset = files.config(), files.read('dataset.json')
-  try:
-    config_lib.check_fields(config)
-  except UserError as error:
-    raise UserError(f'{files.path / "config.json"}: {error}') from None
-  _check_dataset(files, dataset)
-  checkpoints = Checkpoints(files.checkpoints, read_only=True)
-  info = DatasetInfo(
-    len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
-  )
-  mesh = make_mesh(config)
-  program = create(config, info, dataset['image_shape'], mesh=mesh)
-  shapes = jax.eval_shape(program.init, jax.random.key(0))
-  like = sharding.abstract_state(mesh, shapes)
-  if (found := checkpoints.restore(like, which)) is None:
-    raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
-  state, notes = found
-  if notes['class_names'] != dataset['class_names']:
-    raise UserError(
-      f'{files.checkpoints} were saved for the classes '
-      f'{", ".join(notes["class_names"])}, but dataset.json beside them has '
-      f'{", ".join(dataset["class_names"])}; put back the one that belongs.'
-    )
-  return Run(config, dataset, state, program.classify, program)
-
-
-def _check_dataset(files, dataset):
-  """The fields of dataset.json that are used, which anyone may have edited."""
-  match dataset:
-    case {
-      'class_names': [_, _, *_] as names,
-      'image_shape': [int(height), int(width), 1 | 3],
-      'num_train': int(train),
-      'num_unlabeled': int(unlabeled),
-      'test_share': int(share) | float(share),
-    } if (
-      all(isinstance(name, str) for name in names)
-      and 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE
-      and 1 <= unlabeled <= train < 2**31
-      and 0.5 <= share <= 1
-    ):
-      return
-  raise UserError(
-    f'{files.path / "dataset.json"} does not describe the data of a run; put '
-    'back the one that main.py wrote.'
-  )

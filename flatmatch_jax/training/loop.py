@@ -11,11 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import flatmatch_jax
-from flatmatch_jax import classify as classify_lib
-from flatmatch_jax import config as config_lib
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import estimate
-from flatmatch_jax import program as program_lib
 from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.models import pretrained
@@ -34,6 +30,10 @@ from flatmatch_jax.system import (
 )
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.system.trace import Trace
+from flatmatch_jax.training import classify as classify_lib
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import estimate, load
+from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
@@ -50,7 +50,7 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     distributed.check_shared(files.path)
   if files.has('result.json'):
     messages.say(f'Finished before. {results.describe(files)}')
-    return program_lib.load_run(files).state
+    return load.load_run(files).state
   first = distributed.is_first()  # It holds the lock for all.
   with files.lock() if first else contextlib.nullcontext():
     return train_in(files, config)

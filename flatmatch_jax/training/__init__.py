@@ -1,0 +1,1 @@
+"""A config becomes a program, and a program becomes a run."""

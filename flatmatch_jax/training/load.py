@@ -1,0 +1,122 @@
+"""What there is already: a config file, and a run with its data."""
+
+import pathlib
+import runpy
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from flatmatch_jax import data
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.system import sharding
+from flatmatch_jax.training import config as config_lib
+from flatmatch_jax.training import program as program_lib
+from flatmatch_jax.types import DatasetInfo, TrainState, UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+_MAX_SIDE = 2**14  # Pixels of an image that a workdir may ask for.
+
+
+def load_config(file: str, argument: str):
+  """What a file of configs/ makes of the argument behind its colon."""
+  path = ROOT / 'configs' / file
+  if not path.is_file():
+    raise UserError(
+      f'There is no config file {path}: the tables need the folder configs/ '
+      'beside the package, as in a clone of the repository.'
+    )
+  return runpy.run_path(str(path))['get_config'](argument)
+
+
+class Run(NamedTuple):
+  """A run read back from its folder."""
+
+  config: Any
+  dataset: dict[str, Any]  # The content of dataset.json.
+  state: TrainState
+  classify: Any
+  program: program_lib.Program
+
+
+def load_run(files: Workdir, which: str = 'latest') -> Run:
+  """The 'latest' or 'best' checkpoint of a run, ready to classify."""
+  config, dataset = files.config(), files.read('dataset.json')
+  try:
+    config_lib.check_fields(config)
+  except UserError as error:
+    raise UserError(f'{files.path / "config.json"}: {error}') from None
+  _check_dataset(files, dataset)
+  checkpoints = Checkpoints(files.checkpoints, read_only=True)
+  info = DatasetInfo(
+    len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
+  )
+  mesh = program_lib.make_mesh(config)
+  program = program_lib.create(config, info, dataset['image_shape'], mesh=mesh)
+  shapes = jax.eval_shape(program.init, jax.random.key(0))
+  like = sharding.abstract_state(mesh, shapes)
+  if (found := checkpoints.restore(like, which)) is None:
+    raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
+  state, notes = found
+  if notes['class_names'] != dataset['class_names']:
+    raise UserError(
+      f'{files.checkpoints} were saved for the classes '
+      f'{", ".join(notes["class_names"])}, but dataset.json beside them has '
+      f'{", ".join(dataset["class_names"])}; put back the one that belongs.'
+    )
+  return Run(config, dataset, state, program.classify, program)
+
+
+def _check_dataset(files, dataset):
+  """The fields of dataset.json that are used, which anyone may have edited."""
+  match dataset:
+    case {
+      'class_names': [_, _, *_] as names,
+      'image_shape': [int(height), int(width), 1 | 3],
+      'num_train': int(train),
+      'num_unlabeled': int(unlabeled),
+      'test_share': int(share) | float(share),
+    } if (
+      all(isinstance(name, str) for name in names)
+      and 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE
+      and 1 <= unlabeled <= train < 2**31
+      and 0.5 <= share <= 1
+    ):
+      return
+  raise UserError(
+    f'{files.path / "dataset.json"} does not describe the data of a run; put '
+    'back the one that main.py wrote.'
+  )
+
+
+def load_data(run: Run, data_dir: str | None) -> data.Dataset:
+  """The data a run was trained on, now in `data_dir` if that is given."""
+  if data_dir:
+    run.config.data_dir = data_dir
+  dataset = data.from_config(run.config)
+  here = {
+    'class_names': list(dataset.class_names),
+    'image_shape': list(dataset.train_images.shape[1:]),
+  }
+  for name, value in here.items():
+    if value != run.dataset[name]:
+      raise UserError(
+        f'The run was trained with {name} {run.dataset[name]}, but the data '
+        f'now have {value}; give the data it was trained on with --data_dir.'
+      )
+  return dataset
+
+
+def choose_images(files: Workdir, run: Run, dataset: data.Dataset):
+  """Images, labels and whether they are 'test' or 'validation' images."""
+  if len(dataset.test_labels):
+    return dataset.test_images, dataset.test_labels, 'test'
+  held_out = np.array(files.read('split.json')['validation'], np.int64)
+  if not len(held_out):
+    raise UserError(
+      f'{run.config.dataset} in {run.config.data_dir} has no test images, and '
+      'none were held out in training by config.num_val.'
+    )
+  images, labels = dataset.train_images, dataset.train_labels
+  return images[held_out], labels[held_out], 'validation'
