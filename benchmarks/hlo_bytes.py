@@ -18,7 +18,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from flatmatch_jax import hlo
+from benchmarks import hlo
 from flatmatch_jax.system import cli
 from flatmatch_jax.types import UserError
 

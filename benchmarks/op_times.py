@@ -20,9 +20,8 @@ import jax
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import steps
+from benchmarks import hlo, steps
 from benchmarks.throughput import Timed
-from flatmatch_jax import hlo
 
 
 def kind(operation: str, source: str) -> str:

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.chips import CHIPS, Chip, batch_factor
-from flatmatch_jax import data, experiments, methods, models
+from flatmatch_jax import data, methods, models
+from flatmatch_jax.paper import cells, cost
 from flatmatch_jax.step import recipes
 
 # Shares of the published peaks that a good program gets.
@@ -58,7 +59,7 @@ class Network(NamedTuple):
 
 def network(config) -> Network:
   """Traces the config's network on one image."""
-  _, shape = experiments.IMAGES[config.dataset]
+  _, shape = cost.IMAGES[config.dataset]
   classes = data.SOURCES[config.dataset].num_classes or 0
   model = models.create(config.model, classes)
   image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
@@ -124,14 +125,14 @@ class Step(NamedTuple):
 def step(config, net: Network, chips: int) -> Step:
   """A step of the config's batch, which divides by the chips."""
   method, recipe = recipes.parse(config.method, methods.METHODS)
-  worth = experiments.images_per_step(config, method, recipe)
+  worth = cost.images_per_step(config, method, recipe)
   under = recipe != 'plain'
   remembers = recipe in ('flatmatch_e', 'flatmatch_last')
   labeled, unlabeled = config.batch_size, config.unlabeled_batch_size
   # Parameters, gradient and momentum read and written, and the average; under
   # FlatMatch also ε and a second gradient; and M, measured, looked at, kept.
   arrays = 7 + 4 * under + 5 * remembers
-  number, shape = experiments.IMAGES[config.dataset]
+  number, shape = cost.IMAGES[config.dataset]
   streamed = config.dataset in STREAMED
   saved = BYTES * net.outputs * max(labeled, unlabeled) / chips
   held = 4 * net.params * (5 + under + remembers)
@@ -144,7 +145,7 @@ def step(config, net: Network, chips: int) -> Step:
   gradients, passes = (2, 4) if under and not remembers else (1, 2)
   padding = spread(net, unlabeled / chips)
   return Step(
-    flops=2 * experiments.MACS[config.model] * worth,
+    flops=2 * cost.MACS[config.model] * worth,
     accessed=BYTES * MOVES * net.outputs * worth * padding
     + 4 * net.params * arrays * chips,
     held=held + padding * saved,
@@ -221,7 +222,7 @@ def configurations(method: str):
   """One config for each dataset and network of the paper's tables."""
   found = {}
   for table in ('table1', 'imagenet30', 'imagenet'):
-    for cell in experiments.runs(table):
+    for cell in cells.runs(table):
       config = cell._replace(method=method).config()
       found.setdefault((config.dataset, config.model), config)
   return list(found.values())

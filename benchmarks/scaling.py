@@ -25,9 +25,8 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import steps
+from benchmarks import hlo, steps
 from benchmarks.hlo_bytes import padded
-from flatmatch_jax import hlo
 from flatmatch_jax.system import cli, files
 
 BASE = {

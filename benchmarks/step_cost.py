@@ -25,8 +25,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks import steps
 from configs import cifar10
-from flatmatch_jax import experiments
 from flatmatch_jax.methods import METHODS
+from flatmatch_jax.paper import cost
 from flatmatch_jax.step import recipes
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.types import UserError
@@ -44,7 +44,7 @@ def compile_step(method, recipe, layout, model, batch_size):
 
 def minimal_ratio(method, recipe):
   """To FixMatch, by the images that must pass through the network."""
-  count = lambda method, recipe: experiments.images_per_step(
+  count = lambda method, recipe: cost.images_per_step(
     cifar10.get_config(f'method={method}'), method, recipe
   )
   return count(method, recipe) / count('fixmatch', 'plain')

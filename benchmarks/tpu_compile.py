@@ -35,10 +35,10 @@ from jax.experimental import topologies
 import jax.numpy as jnp
 from ml_collections import config_flags
 
-from benchmarks import steps
+from benchmarks import hlo, steps
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import experiments, hlo
+from flatmatch_jax.paper import cost
 from flatmatch_jax.system import cli, files, sharding
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import Batch, DatasetInfo, UserError
@@ -46,7 +46,7 @@ from flatmatch_jax.types import Batch, DatasetInfo, UserError
 
 def abstract_data(config, views, mesh):
   """What a feed gives the step, as shapes: all images, or a step's."""
-  count, shape = experiments.IMAGES[config.dataset]
+  count, shape = cost.IMAGES[config.dataset]
   if config.dataset not in ('imagenet', 'imagenet30'):
     labeled = count if config.labels == 'all' else config.labels
     return steps.data_shapes(count, shape, labeled, mesh)
@@ -66,7 +66,7 @@ def abstract_data(config, views, mesh):
 
 def lower(config, mesh):
   """The step as `train.py` compiles it, for the devices of `mesh`."""
-  count, shape = experiments.IMAGES[config.dataset]
+  count, shape = cost.IMAGES[config.dataset]
   classes = data_lib.SOURCES[config.dataset].num_classes or 0
   program = program_lib.create(
     config, DatasetInfo(classes, count, count), shape, mesh=mesh

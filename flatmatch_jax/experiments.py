@@ -17,135 +17,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax import data, methods
-from flatmatch_jax.paper_tables import NAMES, TABLES, TITLES
-from flatmatch_jax.step import forward, recipes
+from flatmatch_jax import data
+from flatmatch_jax.paper import cells, cost
+from flatmatch_jax.paper.tables import TABLES, TITLES
+from flatmatch_jax.step import forward
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import config as config_lib
-from flatmatch_jax.training import load, loop, program, rules
+from flatmatch_jax.training import program, rules
 from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
-
-# Training images, and their shape.
-IMAGES = {
-  'cifar10': (50_000, (32, 32, 3)),
-  'cifar100': (50_000, (32, 32, 3)),
-  'svhn': (604_388, (32, 32, 3)),
-  'stl10': (105_000, (96, 96, 3)),
-  'imagenet30': (39_000, (224, 224, 3)),
-  'imagenet': (1_281_167, (224, 224, 3)),
-}
-
-# Multiplications in a forward pass of one image of the above.
-MACS = {
-  'wrn_28_2': 0.2144e9,
-  'wrn_28_8': 3.360e9,
-  'wrn_37_2': 0.6457e9,
-  'resnet_50': 4.09e9,
-  'vit_base_16': 17.6e9,
-}
-
-
-class Rows(NamedTuple):
-  """Images that pass through the network in a plain step, beside B labeled.
-
-  In multiples of the unlabeled batch, with and without gradient, and of the
-  labeled batch, without.
-  """
-
-  trained: int = 1
-  forward: int = 1
-  labeled_forward: int = 0
-
-
-ROWS = {
-  'supervised': Rows(0, 0),
-  'pseudo_label': Rows(1, 0),
-  'vat': Rows(3, 0),  # Weak, adversarial, and the search for it.
-  'mixmatch': Rows(2, 2),
-  'remixmatch': Rows(5, 1),
-  'mpl': Rows(2, 1, 2),  # Two networks.
-}
-
-
-class Cell(NamedTuple):
-  """One number of the paper."""
-
-  dataset: str
-  method: str
-  labels: str  # What stands behind 'labels=', so a model may follow.
-  error: str
-
-  def argument(self, seed: int) -> str:
-    """What stands behind the colon; every seed has labels of its own."""
-    return (
-      f'method={self.method},labels={self.labels},seed={seed},split_seed={seed}'
-    )
-
-  def command(self, seed: int) -> str:
-    labels = self.labels.replace(',model=', '-')
-    weights = ' --config.pretrained=WEIGHTS.npz' if 'vit' in labels else ''
-    return (
-      f'python main.py --config configs/{self.dataset}.py:{self.argument(seed)}'
-      f'{weights} --workdir runs/{self.dataset}-{self.method}-{labels}-{seed}'
-    )
-
-  def config(self, seed: int = 0) -> Any:
-    return load.load_config(f'{self.dataset}.py', self.argument(seed))
-
-
-def cells(table: str) -> list[Cell]:
-  """All cells of a table, row by row."""
-  found = []
-  for block in TABLES[table].strip().split('\n\n'):
-    (dataset, *labels), *lines = (line.split() for line in block.splitlines())
-    for method, *errors in lines:
-      for column, error in zip(labels, errors, strict=True):
-        found.append(Cell(dataset, method, column, error))
-  return found
-
-
-def runs(table: str) -> list[Cell]:
-  """The cells of a table that the paper does not leave empty."""
-  return [cell for cell in cells(table) if cell.error != '-']
-
-
-def flops(config) -> float:
-  """Of a whole run, in the layout `split`; a backward pass is two forward.
-
-  Only convolutions and matrices count, and neither augmentation nor tests.
-  """
-  method, recipe = recipes.parse(config.method, methods.METHODS)
-  fix_at = _fix_at(config)
-  if recipes.RECIPES[recipe].fixed and not fix_at:
-    recipe = 'flatmatch'  # Which it is where there are labels enough.
-  images = fix_at * images_per_step(config, method, 'plain')
-  images += (config.steps - fix_at) * images_per_step(config, method, recipe)
-  return 2 * MACS[config.model] * images
-
-
-def images_per_step(config, method, name):
-  """Forward passes of an image that a step is worth, at the least."""
-  batch, unlabeled = config.batch_size, config.unlabeled_batch_size
-  rows, recipe = ROWS.get(method, Rows()), recipes.RECIPES[name]
-  passes = [recipe.clean, recipe.worst]
-  if recipe.fixed or recipe.source != recipe.clean:
-    passes.append(recipe.source)  # Equal rows share one backward pass.
-  trained = sum(
-    weights.labeled * batch + weights.unlabeled * rows.trained * unlabeled
-    for weights in passes
-  )
-  only_forward = rows.forward * unlabeled + rows.labeled_forward * batch
-  return 3 * trained + only_forward
-
-
-def _fix_at(config):
-  num_labeled = sys.maxsize if config.labels == 'all' else config.labels
-  return loop.step_of_fixing(config, num_labeled)
 
 
 def abstract_batch(config, views: tuple[str, ...], fixed: bool) -> Batch:
   """The batch of a step as shapes, wherever its images come from."""
-  _, shape = IMAGES[config.dataset]
+  _, shape = cost.IMAGES[config.dataset]
   images = lambda n: jax.ShapeDtypeStruct((n, *shape), jnp.float32)
   numbers = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
   labeled: Any = {
@@ -160,7 +44,7 @@ def abstract_batch(config, views: tuple[str, ...], fixed: bool) -> Batch:
 
 def trace(config) -> None:
   """Traces the steps that the config trains by, from the initial state."""
-  size, shape = IMAGES[config.dataset]
+  size, shape = cost.IMAGES[config.dataset]
   classes = data.SOURCES[config.dataset].num_classes or 0
   info = DatasetInfo(classes, size, size)
   remembering = lambda network, *args: forward.make_forward(
@@ -168,7 +52,7 @@ def trace(config) -> None:
   )
   made = program.create(config, info, shape, remembering)
   state = jax.eval_shape(made.init, jax.eval_shape(jax.random.key, 0))
-  fixes = bool(_fix_at(config))
+  fixes = bool(cost.fix_at(config))
   batch = abstract_batch(config, made.views, fixes)
   if fixes:
     jax.eval_shape(made.pretrain_step, state, batch._replace(fixed=None))
@@ -195,7 +79,7 @@ def _apply(network, train, mutable, args, kwargs):
   return network.apply(*args, train=train, mutable=list(mutable), **kwargs)
 
 
-def dry_run(chosen: list[Cell], seeds: list[int]) -> bool:
+def dry_run(chosen: list[cells.Cell], seeds: list[int]) -> bool:
   """Prints of each command whether it starts; returns whether all do."""
   reasons: dict[str, str | None] = {}
   failures = 0
@@ -232,27 +116,21 @@ def _what_is_traced(config):
     del fields[name]
   for name in ('method_args', 'recipe_args'):
     fields[name] = {key: bool(value) for key, value in fields[name].items()}
-  return f'{fields} {_fix_at(config)}'
+  return f'{fields} {cost.fix_at(config)}'
 
 
 def commands(table: str, seeds: list[int]) -> str:
   """The commands of a table for a shell, with what the paper got in between."""
   lines = [f'# {TITLES[table]}']
-  for cell in runs(table):
+  for cell in cells.runs(table):
     config = cell.config()
     lines.append(
-      f'\n# {name(cell.method)}, {cell.dataset}, labels={cell.labels}: '
+      f'\n# {cells.name(cell.method)}, {cell.dataset}, labels={cell.labels}: '
       f'error {cell.error}% in the paper; {config.steps:,} steps, '
-      f'{_exa(flops(config))} exaFLOPs each'
+      f'{_exa(cost.flops(config))} exaFLOPs each'
     )
     lines += [cell.command(seed) for seed in seeds]
   return '\n'.join(lines)
-
-
-def name(method: str) -> str:
-  """The method as the paper calls it."""
-  method, plus, _ = method.partition('+')
-  return NAMES[method] + plus + ('FlatMatch' if plus else '')
 
 
 def _exa(number):
@@ -261,8 +139,8 @@ def _exa(number):
 
 def section(table: str) -> str:
   """A table in Markdown, with the command of each cell under it."""
-  found, commanded = cells(table), runs(table)
-  total = sum(flops(cell.config()) for cell in commanded)
+  found, commanded = cells.cells(table), cells.runs(table)
+  total = sum(cost.flops(cell.config()) for cell in commanded)
   lines = [
     f'## {TITLES[table]}',
     '',
@@ -285,17 +163,17 @@ def _rows(found):
   head += [*(column.replace(',', ', ') for column in columns)]
   head += ['steps', 'exaFLOPs']
   lines = [head, ['---'] * len(head)]
-  for title in dict.fromkeys(name(cell.method) for cell in found):
-    row = [cell for cell in found if name(cell.method) == title]
+  for title in dict.fromkeys(cells.name(cell.method) for cell in found):
+    row = [cell for cell in found if cells.name(cell.method) == title]
     called = dict.fromkeys(f'`{cell.method}`' for cell in row)
     errors = {cell.labels: cell.error for cell in row}
     configs = [cell.config() for cell in row if cell.error != '-']
     steps = dict.fromkeys(f'{config.steps:,}' for config in configs)
-    cost = dict.fromkeys(_exa(flops(config)) for config in configs)
+    costs = dict.fromkeys(_exa(cost.flops(config)) for config in configs)
     lines.append(
       [title, '; '.join(called)]
       + [errors.get(column, '') for column in columns]
-      + ['; '.join(steps), '; '.join(cost)]
+      + ['; '.join(steps), '; '.join(costs)]
     )
   return [f'| {" | ".join(line)} |' for line in lines]
 
@@ -318,13 +196,15 @@ def main():
   tables = _chosen(args.table or (['all'] if args.markdown else []))
   if not tables:
     for table, title in TITLES.items():
-      print(f'{table:12} {title}, {len(runs(table))} cells')
+      print(f'{table:12} {title}, {len(cells.runs(table))} cells')
     print('Name one, or all, to see its commands; with --dry_run to try them.')
   elif args.markdown:
     print('\n\n'.join([INTRODUCTION.strip(), *map(section, tables)]))
   elif args.dry_run:
     # Tables share cells.
-    chosen = dict.fromkeys(cell for table in tables for cell in runs(table))
+    chosen = dict.fromkeys(
+      cell for table in tables for cell in cells.runs(table)
+    )
     if not dry_run(list(chosen), args.seeds):
       sys.exit(1)
   else:
@@ -353,7 +233,7 @@ INTRODUCTION = """
 # The paper's tables as commands
 
 Written by `python -m flatmatch_jax.experiments --markdown`; edit
-`flatmatch_jax/experiments.py` and `flatmatch_jax/paper_tables.py` instead.
+`flatmatch_jax/experiments.py` and `flatmatch_jax/paper/tables.py` instead.
 
 **None of these runs was done by this project at full length.** Errors are the
 paper's: test error in percent, mean ± deviation.

@@ -9,9 +9,8 @@ from collections import Counter
 import jax
 import pytest
 
-from benchmarks import steps
+from benchmarks import hlo, steps
 from configs import cifar10
-from flatmatch_jax import hlo
 from flatmatch_jax.data import augment
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import loop, program

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import runs
 
-from flatmatch_jax import hlo, methods
+from benchmarks import hlo
+from flatmatch_jax import methods
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.recipes import RECIPES

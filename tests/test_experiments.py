@@ -13,8 +13,9 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from flatmatch_jax import experiments, models, paper_tables
+from flatmatch_jax import experiments, models
 from flatmatch_jax.data import resident
+from flatmatch_jax.paper import cells, cost, tables
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import load, program
@@ -32,7 +33,7 @@ def run(monkeypatch, *args):
 
 
 def cell(dataset, method, labels):
-  return experiments.Cell(dataset, method, labels, '1.0')
+  return cells.Cell(dataset, method, labels, '1.0')
 
 
 @pytest.mark.parametrize(
@@ -47,14 +48,14 @@ def cell(dataset, method, labels):
   ],
 )
 def test_tables_have_the_papers_cells(table, rows, columns, empty):
-  found = experiments.cells(table)
+  found = cells.cells(table)
   full = [x for x in found if x.labels == 'all']
   assert len(found) - len(full) == rows * columns
   assert len(full) == (4 if table == 'table1' else 0)
   assert len({x[:3] for x in found}) == len(found)
-  assert len(found) - len(experiments.runs(table)) == empty
+  assert len(found) - len(cells.runs(table)) == empty
   number = r'\d+\.\d\d' if table == 'imagenet' else r'\d+\.\d\d±\d+\.\d\d?'
-  assert all(re.fullmatch(number, x.error) for x in experiments.runs(table))
+  assert all(re.fullmatch(number, x.error) for x in cells.runs(table))
 
 
 @pytest.mark.parametrize(
@@ -81,19 +82,19 @@ def test_tables_have_the_papers_cells(table, rows, columns, empty):
   ],
 )
 def test_numbers_of_the_paper(table, dataset, method, labels, error):
-  expected = experiments.Cell(dataset, method, labels, error)
-  assert expected in experiments.cells(table)
+  expected = cells.Cell(dataset, method, labels, error)
+  assert expected in cells.cells(table)
 
 
 def test_what_two_tables_share_is_the_same():
   errors = {}
-  for table in paper_tables.TABLES:
-    for *place, error in experiments.cells(table):
+  for table in tables.TABLES:
+    for *place, error in cells.cells(table):
       assert errors.setdefault(tuple(place), error) == error
 
 
 def test_a_workdir_belongs_to_one_command():
-  every = [x for table in paper_tables.TABLES for x in experiments.runs(table)]
+  every = [x for table in tables.TABLES for x in cells.runs(table)]
   commands = {x.command(seed) for x in every for seed in (0, 1)}
   workdirs = {command.split('--workdir ')[1] for command in commands}
   # Six rows of the combination and two of the ablation stand in Table 1 too.
@@ -107,7 +108,7 @@ def check_commands(table, monkeypatch, capsys):
   run(monkeypatch, table, '--seeds', '0', '2')
   lines = capsys.readouterr().out.splitlines()
   commands = [line for line in lines if line and not line.startswith('#')]
-  expected = [(x, seed) for x in experiments.runs(table) for seed in (0, 2)]
+  expected = [(x, seed) for x in cells.runs(table) for seed in (0, 2)]
   for command, (x, seed) in zip(commands, expected, strict=True):
     python, script, *args = shlex.split(command)
     assert (python, script) == ('python', 'main.py')
@@ -147,8 +148,8 @@ def test_printed_beside_a_command(monkeypatch, capsys):
 
 def test_flops_of_fixmatch_on_cifar10():
   config = cell('cifar10', 'fixmatch', '40').config()
-  assert experiments.flops(config) == pytest.approx(425e9 * 2 * 2**20, rel=0.01)
-  assert experiments.flops(config) == pytest.approx(8.9e17, rel=0.01)
+  assert cost.flops(config) == pytest.approx(425e9 * 2 * 2**20, rel=0.01)
+  assert cost.flops(config) == pytest.approx(8.9e17, rel=0.01)
 
 
 # Images forward and backward in a step of 64 labeled images.
@@ -183,11 +184,11 @@ def test_flops_of_methods(method):
   config = cell('cifar10', method, '4000').config()
   config.steps = 1000
   expected = 2 * 0.2144e9 * (forward + 2 * backward) * 1000
-  assert experiments.flops(config) == pytest.approx(expected)
+  assert cost.flops(config) == pytest.approx(expected)
 
 
 def test_flops_of_fixed_labels():
-  flops = lambda *place: experiments.flops(cell(*place).config())
+  flops = lambda *place: cost.flops(cell(*place).config())
   plain = flops('cifar10', 'flatmatch', '40')
   # A perturbation batch of 64, forward and backward, after 16 of 1,024 epochs.
   extra = 2 * 0.2144e9 * 3 * 64 * (2**20 - 2**14)
@@ -232,7 +233,7 @@ def multiplications(equation):
 
 @pytest.mark.parametrize('model', ['wrn_28_2', 'wrn_28_8', 'wrn_37_2'])
 def test_macs_are_those_of_the_network(model):
-  assert experiments.MACS[model] == pytest.approx(macs(model), rel=1e-3)
+  assert cost.MACS[model] == pytest.approx(macs(model), rel=1e-3)
 
 
 def test_dry_run(monkeypatch, capsys):
@@ -240,7 +241,7 @@ def test_dry_run(monkeypatch, capsys):
   lines = capsys.readouterr().out.splitlines()
   assert lines == [
     f'starts: {x.command(seed)}'
-    for x in experiments.runs('ablation')
+    for x in cells.runs('ablation')
     for seed in (0, 1)
   ]
 
@@ -255,7 +256,7 @@ def test_dry_run(monkeypatch, capsys):
 )
 def test_traced_batch_is_what_the_sampler_gives(dataset, method, fixed):
   config = cell(dataset, method, '40').config()
-  size, shape = experiments.IMAGES[dataset]
+  size, shape = cost.IMAGES[dataset]
   made = program.create(config, DatasetInfo(10, size, size), shape)
   numbers = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
   data = resident.Resident(
@@ -297,6 +298,7 @@ def test_dry_run_tells_what_fails(monkeypatch, capsys):
   tables = {
     'one': 'cifar10 40 41\nfixmatch 1.0 1.0\n\ncifar11 40\nfixmatch 1.0'
   }
+  monkeypatch.setattr(cells, 'TABLES', tables)
   monkeypatch.setattr(experiments, 'TABLES', tables)
 
   def create(*args):
@@ -333,7 +335,7 @@ def test_without_a_table_lists_them(monkeypatch, capsys):
   run(monkeypatch)
   lines = capsys.readouterr().out.splitlines()
   *lines, hint = lines
-  assert [line.split()[0] for line in lines] == list(paper_tables.TABLES)
+  assert [line.split()[0] for line in lines] == list(tables.TABLES)
   assert '--dry_run' in hint
   assert lines[0].endswith('193 cells')
 
@@ -344,7 +346,7 @@ def test_unknown_table(monkeypatch, capsys):
   assert stop.value.code == 2
   output = capsys.readouterr()
   assert not output.out
-  for word in ("'table2'", *paper_tables.TABLES, 'all'):
+  for word in ("'table2'", *tables.TABLES, 'all'):
     assert word in output.err
 
 
@@ -361,7 +363,7 @@ def test_page_is_up_to_date(table):
 
 @pytest.mark.parametrize('model', ['resnet_50', 'vit_base_16'])
 def test_macs_of_large_networks(model):
-  assert experiments.MACS[model] == pytest.approx(macs(model), rel=0.01)
+  assert cost.MACS[model] == pytest.approx(macs(model), rel=0.01)
 
 
 @pytest.mark.parametrize('table', STREAMED)
@@ -371,7 +373,7 @@ def test_commands_of_streamed_datasets(table, monkeypatch, capsys):
 
 @pytest.mark.parametrize('table', STREAMED)
 def test_dry_run_of_streamed_datasets(table):
-  chosen = [x for x in experiments.runs(table) if x.method == 'flatmatch']
+  chosen = [x for x in cells.runs(table) if x.method == 'flatmatch']
   assert len(chosen) == 2
   assert experiments.dry_run(chosen, [0])
 

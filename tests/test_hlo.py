@@ -4,7 +4,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytest
 
-from flatmatch_jax import hlo
+from benchmarks import hlo
 
 # In the form of a TPU's compiler: tiled layouts, parts, counted tuples.
 PROGRAM = """\

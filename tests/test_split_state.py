@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from test_devices import assert_close, compile_step, run
 
+from benchmarks import hlo
 from configs import digits
-from flatmatch_jax import hlo, models
+from flatmatch_jax import models
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir

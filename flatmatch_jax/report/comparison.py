@@ -5,8 +5,9 @@ import os
 import statistics
 from typing import NamedTuple
 
-from flatmatch_jax import experiments, methods
-from flatmatch_jax.paper_tables import TABLES
+from flatmatch_jax import methods
+from flatmatch_jax.paper import cells
+from flatmatch_jax.paper.tables import TABLES
 from flatmatch_jax.report import analyses, charts
 from flatmatch_jax.report.page import (
   Html,
@@ -119,7 +120,7 @@ def paper_error(group: Group) -> str:
   if 'model' in config['variant']:
     wanted += f',model={config["variant"]["model"]}'
   for name in TABLES:
-    for cell in experiments.runs(name):
+    for cell in cells.runs(name):
       same = cell.dataset == config['dataset'] and cell.labels == wanted
       if same and canonical(cell.method) == canonical(group.method):
         return cell.error
