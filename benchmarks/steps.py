@@ -108,7 +108,7 @@ def data_shapes(number: int, shape, labeled: int, mesh) -> resident.Resident:
 
 
 def step(setup: Setup):
-  """Sampling, augmentation and update, as `train.py` compiles them."""
+  """Sampling, augmentation and update, as `loop.py` compiles them."""
   return lambda state, data: setup.program.step(
     state, setup.sample(data, state)
   )

@@ -9,7 +9,7 @@ measured in turns, and compared with the first, which must be 1. --out keeps a
 result for each network, batch and number of devices; --page gets a table of all
 that are in it.
 
-Whole steps of several methods are compiled as `train.py` compiles them, and so
+Whole steps of several methods are compiled as `loop.py` compiles them, and so
 are two of their parts alone: sampling with augmentation, and all that is done
 with whole trees of parameters (ε, buffer, optimizer, averages, norms, the look
 whether all is finite). What is left is the network, forward and backward. Each
@@ -18,7 +18,7 @@ does, and whatever ran before, falls on all alike; ratios and shares are taken
 round by round, and their median and quartiles reported. CPU seconds, of all
 threads, hardly feel other programs and stand beside those of the clock.
 
-The host's part is measured in the loop of `train.py` without what is done at
+The host's part is measured in the loop of `loop.py` without what is done at
 intervals only: its thread's CPU time a step. The device is given its next step
 while one is running, so that this is work beside the step, not added to it.
 """

@@ -65,7 +65,7 @@ def abstract_data(config, views, mesh):
 
 
 def lower(config, mesh):
-  """The step as `train.py` compiles it, for the devices of `mesh`."""
+  """The step as `loop.py` compiles it, for the devices of `mesh`."""
   count, shape = cost.IMAGES[config.dataset]
   classes = data_lib.SOURCES[config.dataset].num_classes or 0
   program = program_lib.create(

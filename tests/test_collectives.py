@@ -1,4 +1,4 @@
-"""What devices send each other in the step that train.py compiles.
+"""What devices send each other in the step that loop.py compiles.
 
 Sampling, weak and strong views included, on eight virtual devices. Every array
 that is sent follows from the shapes of the network, and none from the batch.

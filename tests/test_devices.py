@@ -88,7 +88,7 @@ def batch_of(case, seed=0, times=1):
 
 
 def compile_step(setup, batch, mesh):
-  """The step for a mesh, placed as train.py does."""
+  """The step for a mesh, placed as loop.py does."""
   state = sharding.abstract_state(mesh, jax.eval_shape(setup.init))
   rows = sharding.over_batch(mesh)
   batch = jax.tree.map(
