@@ -163,17 +163,17 @@ def test_cells_of_the_study_have_names_of_their_own():
 
 
 def test_a_cells_command_trains_what_its_record_must_be_of():
-  cell = study.Cell('supervised', 4000, 1, ('learning_rate', 0.02))
-  assert cell.name == 'supervised-4000-1-learning_rate0.02'
+  cell = study.Cell('supervised', 4000, 1, ('learning_rate', 0.01))
+  assert cell.name == 'supervised-4000-1-learning_rate0.01'
   command = cell.command(pathlib.Path('runs'), 'data')
   changes = {
-    '--config.learning_rate=0.02',
-    f'--config.steps={study.SUPERVISED_STEPS}',
+    '--config.learning_rate=0.01',
+    f'--config.steps={study.SUPERVISED_STEPS[4000]}',
   }
   assert changes < set(command)
   config = cifar10_fast.get_config(command[2].partition(':')[2])
-  config.learning_rate = 0.02
-  config.steps = study.SUPERVISED_STEPS
+  config.learning_rate = 0.01
+  config.steps = study.SUPERVISED_STEPS[4000]
   assert study.settings(as_dict(config)) == study.todays_settings(cell)
   config.learning_rate = 0.03
   assert study.settings(as_dict(config)) != study.todays_settings(cell)
