@@ -26,12 +26,16 @@ from flatmatch_jax.run import progress
 from flatmatch_jax.step import optimizer, train_step
 from flatmatch_jax.step.forward import make_forward
 from flatmatch_jax.step.recipes import RECIPES
-from flatmatch_jax.system import sharding
+from flatmatch_jax.system import messages, sharding
 from flatmatch_jax.types import Batch, DatasetInfo, Prediction
 
 NUM_CLASSES = 4
 STEPS = 1000
 INFO = DatasetInfo(NUM_CLASSES, num_train=50, num_unlabeled=50)
+
+
+def pytest_sessionstart():
+  messages.quiet_orbax()  # As commands do; after pytest's own hooks.
 
 
 class TinyNet(nn.Module):

@@ -3,8 +3,6 @@
 import importlib
 import shutil
 import socket
-import subprocess
-import sys
 
 import numpy as np
 from PIL import Image
@@ -88,17 +86,6 @@ def no_network(monkeypatch):
 
   monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
   return asked
-
-
-def test_import_needs_no_tensorflow():
-  code = (
-    'import sys, flatmatch_jax.data, flatmatch_jax.data.splits\n'
-    'print({"tensorflow", "tensorflow_datasets", "sklearn"} & set(sys.modules))'
-  )
-  result = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, check=True
-  )
-  assert result.stdout.strip() == 'set()'
 
 
 def test_unknown_dataset_lists_the_known():

@@ -608,17 +608,6 @@ raise SystemExit(3)
   assert result.returncode == 3, result.stderr
 
 
-def test_importing_needs_no_tensorflow():
-  code = (
-    'import sys, flatmatch_jax.data.streaming\n'
-    'print({"tensorflow", "tensorflow_datasets"} & set(sys.modules))'
-  )
-  result = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, check=True
-  )
-  assert result.stdout.strip() == 'set()'
-
-
 @pytest.mark.usefixtures('compiled_once')
 def test_run_trains_and_resumes_exactly(folder, tmp_path, stopped_after):
   # Without strong views, which take longest to compile.

@@ -9,12 +9,8 @@ and one of the notes.
 
 import json
 import pathlib
-import sys
-import types
-import warnings
 import zlib
 
-from absl import logging as absl_logging
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
@@ -23,24 +19,6 @@ from flatmatch_jax.run.checksum import checksum
 from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import TrainState, UserError
-
-# Orbax reports each decision at the level of warnings, and as errors, with
-# tracebacks, what it also raises.
-absl_logging.set_verbosity(absl_logging.FATAL)
-# It ends at the first file that cannot be read or written, and leaves others
-# in the air: they would print pages after the one line that counts.
-warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
-_hook = sys.unraisablehook
-
-
-def _unless_left_in_the_air(unraisable):
-  closed = str(unraisable.exc_value) == 'Event loop is closed'
-  if not closed and not isinstance(unraisable.object, types.CoroutineType):
-    _hook(unraisable)
-
-
-sys.unraisablehook = _unless_left_in_the_air
-
 
 # What Orbax says of arrays by other names or of other shapes.
 _OTHERS = ('structures do not match', 'not compatible with the stored shape')

@@ -52,6 +52,7 @@ def errors_as_lines():
   """
   # Of files that are skipped, or read all the same.
   warnings.filterwarnings('ignore', module=r'PIL\.')
+  messages.quiet_orbax()
   try:
     yield
   except BrokenPipeError:  # Such as by `| head`; nobody reads on.

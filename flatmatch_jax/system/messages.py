@@ -5,7 +5,10 @@ import contextlib
 import os
 import sys
 import time
+import types
+import warnings
 
+from absl import logging as absl_logging
 from tqdm import tqdm
 
 from flatmatch_jax.system import distributed
@@ -46,3 +49,22 @@ def quiet_tensorflow() -> None:
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # Errors only.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+
+
+def quiet_orbax() -> None:
+  """For a process of our own: silences what Orbax prints beside its errors.
+
+  It logs each decision as a warning and, with a traceback, each error that it
+  also raises. At the first file that cannot be read or written it abandons
+  coroutines, which would print pages after the one line that counts.
+  """
+  absl_logging.set_verbosity(absl_logging.FATAL)
+  warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
+  hook = sys.unraisablehook
+
+  def unless_abandoned(unraisable):
+    closed = str(unraisable.exc_value) == 'Event loop is closed'
+    if not closed and not isinstance(unraisable.object, types.CoroutineType):
+      hook(unraisable)
+
+  sys.unraisablehook = unless_abandoned
