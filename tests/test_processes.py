@@ -1,10 +1,12 @@
 """Real processes on one machine, each with devices of its own, as one run."""
 
 import contextlib
+import http.server
 import json
 import os
 import re
 import socket
+import threading
 
 import jax
 import numpy as np
@@ -376,6 +378,30 @@ JOB = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'JOB_COMPLETION_INDEX': '0'}
 )
 def test_cluster_is_found_only_where_processes_are_several(environ, cluster):
   assert clusters.find_cluster(environ) == cluster
+
+
+@pytest.mark.parametrize(('workers', 'cluster'), [(1, ''), (4, 'the TPU pod')])
+def test_pod_is_found_by_its_metadata(workers, cluster, monkeypatch):
+  endpoints = ','.join(f'id{n}:8470:10.0.0.{n}' for n in range(workers))
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+      asked = self.headers['Metadata-Flavor'] == 'Google'
+      self.send_response(200 if asked else 403)
+      self.end_headers()
+      self.wfile.write(endpoints.encode())
+
+    def log_message(self, *args):
+      pass
+
+  monkeypatch.setenv('http_proxy', 'http://127.0.0.1:9')  # Not asked.
+  with http.server.HTTPServer(('127.0.0.1', 0), Handler) as server:
+    address = f'http://127.0.0.1:{server.server_port}/'
+    monkeypatch.setattr(clusters, '_WORKERS', address)
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    assert clusters.find_cluster({'TPU_ML_PLATFORM': 'JAX'}) == cluster
+    thread.join()
 
 
 def test_slurm_step_joins_by_itself(env, tmp_path):

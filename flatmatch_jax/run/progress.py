@@ -13,14 +13,6 @@ from flatmatch_jax.system import distributed, messages
 from flatmatch_jax.system.files import writing
 
 
-def _make_bar(step: int, steps: int) -> tqdm:
-  """A bar whose times are right when somebody sets the clock."""
-  bar = tqdm(initial=step, total=steps, unit='step', dynamic_ncols=True)
-  bar._time = time.monotonic
-  bar.start_t = bar.last_print_t = time.monotonic()
-  return bar
-
-
 class Progress:
   """Writes each interval's metrics where people and programs look for them.
 
@@ -45,7 +37,9 @@ class Progress:
     self._bar = None
     self._shown: dict[str, float] = {}
     if sys.stderr.isatty() and distributed.is_first():
-      self._bar = _make_bar(step, steps)
+      self._bar = tqdm(
+        initial=step, total=steps, unit='step', dynamic_ncols=True
+      )
     self.start()
 
   def start(self) -> None:
