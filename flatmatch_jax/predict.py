@@ -23,13 +23,8 @@ from flatmatch_jax.types import UserError
 _BATCH = 256
 
 
-def find(paths: list[str]) -> list[pathlib.Path]:
-  """The files named, and the images below the folders named, in order."""
-  return look_at(paths).images
-
-
 def look_at(paths: list[str]) -> images.Found:
-  """The same, and the other files of the folders."""
+  """The files named, the images below the folders named, and other files."""
   found = images.Found([], {})
   for path in map(pathlib.Path, paths):
     if path.is_dir():
@@ -50,18 +45,20 @@ def look_at(paths: list[str]) -> images.Found:
   return found
 
 
-def predict(run: load.Run, paths: list[pathlib.Path], write_row) -> list[str]:
+def predict(
+  classifier: load.Classifier, paths: list[pathlib.Path], write_row
+) -> list[str]:
   """Calls `write_row(file, class name, class, confidence)` for each image.
 
   Returns the complaints about files that could not be read.
   """
-  state, complaints = run.state, []
-  height, width, channels = run.dataset['image_shape']
+  complaints = []
+  height, width, channels = classifier.dataset['image_shape']
   # Of an image that just covers it the test sees this share, in the centre.
-  seen = run.dataset['test_share']
+  seen = classifier.dataset['test_share']
   whole = round(height / seen), round(width / seen)
   top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
-  names = run.dataset['class_names']
+  names = classifier.dataset['class_names']
   for start in range(0, len(paths), _BATCH):
     batch = paths[start : start + _BATCH]
     pixels = np.zeros((len(batch), *whole, channels), np.uint8)
@@ -73,7 +70,7 @@ def predict(run: load.Run, paths: list[pathlib.Path], write_row) -> list[str]:
     ]
     if len(unreadable) == len(batch):
       continue
-    (probs,) = run.classify([state.ema_params], state.batch_stats, pixels)
+    probs = classifier.probabilities(pixels)
     for number, (file, row) in enumerate(zip(batch, probs, strict=True)):
       if number not in unreadable:
         best = int(row.argmax())
@@ -94,13 +91,13 @@ def main():
   paths, others = look_at(args.paths)
   if args.out:
     files.check_target('--out', args.out)
-  run = load.load_run(Workdir(args.workdir), args.checkpoint)
+  classifier = load.load_classifier(Workdir(args.workdir), args.checkpoint)
   if others:
     named = [f'{path} ({why})' for path, why in others.items()]
     messages.say(f'Skipped {len(named)} other files: {messages.some(named)}.')
   with _output(args.out) as write_row:
     write_row(['file', 'label', 'class', 'confidence'])
-    complaints = predict(run, paths, write_row)
+    complaints = predict(classifier, paths, write_row)
     for complaint in complaints:
       print(f'skipped: {messages.printable(complaint)}', file=sys.stderr)
     if len(complaints) == len(paths):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flatmatch_jax.run.checkpoint import Checkpoints
-from flatmatch_jax.run.checksum import checksum
+from flatmatch_jax.run.checksum import checksums
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import UserError
 
@@ -90,7 +90,7 @@ def test_policy_of_checkpoints(tmp_path, errors, kept, best):
   assert restored_step(tmp_path / 'checkpoints', 'best') == best
 
 
-# The checksum.
+# Checksums.
 
 
 def test_checksum_sees_every_bit():
@@ -100,7 +100,9 @@ def test_checksum_sees_every_bit():
     for place in range(6)
     for bit in range(32)
   ]
-  found = {checksum([jnp.asarray(w, jnp.uint32)]) for w in [words, *flipped]}
+  found = {
+    checksums({'x': jnp.asarray(w, jnp.uint32)})['x'] for w in [words, *flipped]
+  }
   assert len(found) == 1 + 6 * 32
 
 
@@ -114,19 +116,19 @@ def test_checksum_sees_every_bit():
   ],
 )
 def test_checksum_sees_exchanged_numbers(one, other):
-  assert checksum(jnp.array(one)) != checksum(jnp.array(other))
+  assert checksums(jnp.array(one)) != checksums(jnp.array(other))
 
 
 def test_checksum_sees_exchanged_arrays():
   a, b = jnp.arange(4.0), jnp.ones(4)
-  assert checksum([a, b]) != checksum([b, a])
+  assert checksums([a, b]) != checksums([b, a])
 
 
 def test_checksum_does_not_depend_on_devices():
   mesh = sharding.make_mesh()
   state = {'x': jax.random.normal(jax.random.key(0), (8, 4))}
   for place in (sharding.replicated(mesh), sharding.over_batch(mesh)):
-    assert checksum(jax.device_put(state, place)) == checksum(state)
+    assert checksums(jax.device_put(state, place)) == checksums(state)
 
 
 # Damage.

@@ -341,7 +341,8 @@ def test_metrics(folder):
 def test_notes_of_checkpoints(folder):
   (folder / 'checkpoints').mkdir()
   checkpoints = Checkpoints(folder / 'checkpoints', read_only=True)
-  content = {'seconds': 1.5, 'class_names': ['a'], 'checksum': 7, 'error': 2.5}
+  content: dict = {'seconds': 1.5, 'class_names': ['a'], 'error': 2.5}
+  content['checksums'] = {'step': 7}
   content['crc32'] = checkpoint._crc32(content)
   notes, metrics = (
     folder / 'checkpoints' / '1' / kind / name

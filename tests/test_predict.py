@@ -7,7 +7,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import numpy as np
 from PIL import Image
@@ -16,6 +15,7 @@ import runs
 
 from flatmatch_jax import data, evaluate, predict
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import load
@@ -29,6 +29,11 @@ def workdir(tmp_path_factory):
 @pytest.fixture(scope='module')
 def run(workdir):
   return load.load_run(Workdir(workdir))
+
+
+@pytest.fixture(scope='module')
+def classifier(workdir):
+  return load.load_classifier(Workdir(workdir))
 
 
 @pytest.fixture(scope='module')
@@ -62,9 +67,12 @@ def call(monkeypatch, capfd):
 
 
 @pytest.fixture
-def ready(run, monkeypatch):
+def ready(run, classifier, monkeypatch):
   """Reading a run takes seconds: take the one that is there."""
   monkeypatch.setattr(load, 'load_run', lambda files, which='latest': run)
+  monkeypatch.setattr(
+    load, 'load_classifier', lambda files, which='latest': classifier
+  )
 
 
 def rows_of(text):
@@ -83,6 +91,26 @@ def assert_line(code, stderr, *named):
   assert 'Traceback' not in stderr
   for words in named:
     assert str(words) in stderr
+
+
+def test_a_classifier_is_the_run_without_its_optimizer(
+  run, classifier, images, monkeypatch
+):
+  state = run.state
+  (probs,) = run.classify([state.ema_params], state.batch_stats, images)
+  np.testing.assert_array_equal(classifier.probabilities(images), probs)
+
+
+def test_a_classifier_reads_no_more_than_it_needs(workdir, monkeypatch):
+  restore, asked = Checkpoints.restore, []
+
+  def spy(self, like, which):
+    asked.append(set(like))
+    return restore(self, like, which)
+
+  monkeypatch.setattr(Checkpoints, 'restore', spy)
+  load.load_classifier(Workdir(workdir))
+  assert asked == [{'ema_params', 'batch_stats'}]
 
 
 # Evaluate.
@@ -214,22 +242,19 @@ def test_class_names_are_those_of_the_run(tmp_path):
   for name, value in (('a', 0), ('b', 255), ('c', 0)):
     Image.new('RGB', (40, 30), (value,) * 3).save(tmp_path / f'{name}.png')
   (tmp_path / 'bad.png').write_bytes(b'')
-  run = load.Run(
-    config=None,
+  classifier = load.Classifier(
     dataset={
       'image_shape': [8, 8, 3],
       'test_share': 1.0,
       'class_names': ['ink', 'Blatt Papier'],
     },
-    state=types.SimpleNamespace(ema_params=None, batch_stats=None),
-    classify=lambda weights, stats, images: [
-      np.stack([1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1)
-    ],
-    program=None,
+    probabilities=lambda images: np.stack(
+      [1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1
+    ),
   )
   rows = []
-  files = predict.find([str(tmp_path)])
-  complaints = predict.predict(run, files, rows.append)
+  files = predict.look_at([str(tmp_path)]).images
+  complaints = predict.predict(classifier, files, rows.append)
   named = [(pathlib.Path(row[0]).name, row[1], row[2]) for row in rows]
   assert named == [
     ('a.png', 'ink', 0),

@@ -3,22 +3,23 @@
 Kept are the latest two and the best, by validation or else by test error. Orbax
 writes asynchronously into a temporary folder and renames it when complete: a
 process killed at any moment leaves the previous checkpoint. What disks do to
-files afterwards is found out by a checksum of the state in the notes beside it,
-and one of the notes.
+files afterwards is found out by checksums of the state's arrays in the notes
+beside it, and one of the notes.
 """
 
 import json
 import pathlib
+from typing import Any
 import zlib
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from flatmatch_jax.run.checksum import checksum
+from flatmatch_jax.run.checksum import checksums
 from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.system.files import writing
-from flatmatch_jax.types import TrainState, UserError
+from flatmatch_jax.types import PyTree, TrainState, UserError
 
 # What Orbax says of arrays by other names or of other shapes.
 _OTHERS = ('structures do not match', 'not compatible with the stored shape')
@@ -42,12 +43,13 @@ class Checkpoints:
     return max(self.steps(), default=None)
 
   def restore(
-    self, like: TrainState, which: str = 'latest'
-  ) -> tuple[TrainState, dict] | None:
+    self, like: PyTree, which: str = 'latest'
+  ) -> tuple[Any, dict] | None:
     """The state and notes of the 'latest' or the 'best' checkpoint.
 
-    The state is shaped and placed as `like`. A damaged latest checkpoint is
-    set aside, said aloud, and the one before it taken; None if none was saved.
+    The state is shaped and placed as `like`: a TrainState, or a dict of some
+    of its fields if no others are needed. A damaged latest checkpoint is moved
+    aside with a warning, and the previous one is used; None if there is none.
     """
     if which not in ('latest', 'best'):
       raise UserError(f'Unknown checkpoint {which!r}; known: latest, best.')
@@ -95,13 +97,7 @@ class Checkpoints:
     state, notes, reason = None, {}, ''
     try:
       notes = self._notes(step)
-      # A handler, since the manager waits for the others before it raises.
-      state = ocp.StandardCheckpointHandler().restore(
-        self._directory / str(step) / 'state',
-        args=ocp.args.StandardRestore(
-          jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        ),
-      )
+      state = _restore(self._directory / str(step) / 'state', like)
     except (MemoryError, jax.errors.JaxRuntimeError):
       raise
     except Exception as error:  # Whatever tensorstore makes of torn files.
@@ -114,7 +110,7 @@ class Checkpoints:
         )
     if not distributed.everywhere(not reason):
       return None, None, reason or 'another process cannot read it'
-    if checksum(state) != notes['checksum']:
+    if not checksums(state).items() <= notes['checksums'].items():
       return None, None, 'its checksum is wrong'
     return state, notes, ''
 
@@ -157,7 +153,7 @@ class Checkpoints:
     self, step: int, state: TrainState, notes: dict, error: float | None
   ) -> None:
     """Starts saving; `notes` are what JSON can hold: seconds, class names."""
-    notes = notes | {'checksum': checksum(state), 'error': error}
+    notes = notes | {'checksums': checksums(state), 'error': error}
     notes['crc32'] = _crc32(notes)
     with writing(self._directory):
       self._open().save(
@@ -215,6 +211,20 @@ class Checkpoints:
 
 class DamagedError(ValueError):
   """A checkpoint that is not what was saved."""
+
+
+def _restore(path: pathlib.Path, like):
+  # By handlers, since the manager waits for other processes before it raises.
+  shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+  if isinstance(like, TrainState):
+    args = ocp.args.StandardRestore(shapes)
+    return ocp.StandardCheckpointHandler().restore(path, args=args)
+  args = ocp.args.PyTreeRestore(
+    shapes,
+    restore_args=ocp.checkpoint_utils.construct_restore_args(shapes),
+    partial_restore=True,
+  )
+  return ocp.PyTreeCheckpointHandler().restore(path, args=args)
 
 
 def _crc32(notes):

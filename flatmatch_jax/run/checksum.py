@@ -1,4 +1,4 @@
-"""One number for the bits of a whole train state, computed where it lies."""
+"""A number for the bits of each array of a state, computed where it lies."""
 
 import jax
 import jax.numpy as jnp
@@ -6,20 +6,18 @@ import jax.numpy as jnp
 from flatmatch_jax.types import PyTree
 
 
-def checksum(tree: PyTree) -> int:
-  """32 bits that a change of any bit of any array changes.
+def checksums(tree: PyTree) -> dict[str, int]:
+  """32 bits per array, by its path; a change of any bit changes them.
 
   A sum of whole numbers is exact in any order, so it does not depend on how
   arrays are split over devices and processes. Every process has to call this.
   """
-  total = 0
-  # A function a leaf: many leaves have equal shapes, which compile once. One
-  # after the other: many virtual devices of a CPU that sum at once can wait for
-  # each other until XLA aborts.
-  for leaf in jax.tree.leaves(tree):
-    number = int(_of_leaf(leaf))
-    total = (total * 0x01000193 + number) % 2**32  # Odd: none is lost.
-  return total
+  # One array after another: many virtual devices of a CPU that sum at once can
+  # wait for each other until XLA aborts. Equal shapes compile once.
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): int(_of_leaf(leaf))
+    for path, leaf in jax.tree.leaves_with_path(tree)
+  }
 
 
 @jax.jit

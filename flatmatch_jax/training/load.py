@@ -1,16 +1,19 @@
 """What there is already: a config file, and a run with its data."""
 
+from collections.abc import Callable
 import pathlib
 import runpy
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax import data
+from flatmatch_jax import data, models
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
+from flatmatch_jax.training import classify
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
@@ -41,14 +44,8 @@ class Run(NamedTuple):
 
 
 def load_run(files: Workdir, which: str = 'latest') -> Run:
-  """The 'latest' or 'best' checkpoint of a run, ready to classify."""
-  config, dataset = files.config(), files.read('dataset.json')
-  try:
-    config_lib.check_fields(config)
-  except UserError as error:
-    raise UserError(f'{files.path / "config.json"}: {error}') from None
-  _check_dataset(files, dataset)
-  checkpoints = Checkpoints(files.checkpoints, read_only=True)
+  """The 'latest' or 'best' checkpoint of a run, as it was trained."""
+  config, dataset = _read_description(files)
   info = DatasetInfo(
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
@@ -56,6 +53,62 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   program = program_lib.create(config, info, dataset['image_shape'], mesh=mesh)
   shapes = jax.eval_shape(program.init, jax.random.key(0))
   like = sharding.abstract_state(mesh, shapes)
+  state = _restore(files, dataset, like, which)
+  return Run(config, dataset, state, program.classify, program)
+
+
+class Classifier(NamedTuple):
+  """The averaged weights of a run and what else it takes to classify."""
+
+  dataset: dict[str, Any]  # The content of dataset.json.
+  probabilities: Callable[..., np.ndarray]  # uint8 images [n, ...] -> [n, K]
+
+
+def load_classifier(files: Workdir, which: str = 'latest') -> Classifier:
+  """Reads nothing but averaged weights and running statistics."""
+  config, dataset = _read_description(files)
+  model = models.create(
+    config.model, len(dataset['class_names']), dtype=config.dtype
+  )
+  mesh = program_lib.make_mesh(config)
+  image = jnp.zeros((1, *dataset['image_shape']))
+  variables = jax.eval_shape(
+    lambda rng: model.init(rng, image, train=True), jax.random.key(0)
+  )
+  like = {'ema_params': variables['params']}
+  if 'batch_stats' in variables:
+    like['batch_stats'] = variables['batch_stats']
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding.replicated(mesh)
+    ),
+    like,
+  )
+  weights = _restore(files, dataset, like, which)
+  run = classify.make_classifier(
+    model, config.mean, config.std, config.eval_batch_size, mesh
+  )
+
+  def probabilities(images):
+    params, stats = weights['ema_params'], weights.get('batch_stats', {})
+    return run([params], stats, images)[0]
+
+  return Classifier(dataset, probabilities)
+
+
+def _read_description(files: Workdir):
+  """config.json and dataset.json, checked."""
+  config, dataset = files.config(), files.read('dataset.json')
+  try:
+    config_lib.check_fields(config)
+  except UserError as error:
+    raise UserError(f'{files.path / "config.json"}: {error}') from None
+  _check_dataset(files, dataset)
+  return config, dataset
+
+
+def _restore(files: Workdir, dataset, like, which: str):
+  checkpoints = Checkpoints(files.checkpoints, read_only=True)
   if (found := checkpoints.restore(like, which)) is None:
     raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
   state, notes = found
@@ -65,7 +118,7 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
       f'{", ".join(notes["class_names"])}, but dataset.json beside them has '
       f'{", ".join(dataset["class_names"])}; put back the one that belongs.'
     )
-  return Run(config, dataset, state, program.classify, program)
+  return state
 
 
 def _check_dataset(files, dataset):
