@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from configs import cifar10_fast, folder, npz, tfds
+from configs import cifar10_fast, cifar10_t4, folder, npz, tfds
 from flatmatch_jax.system import startup
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.types import UserError
@@ -66,6 +66,16 @@ def test_fast_config_is_sound(method, labels):
   config_lib.check_fields(config)
   many = labels in (4000, 'all')
   assert config.batch_size == (32 if many else 16)
+
+
+@pytest.mark.parametrize(
+  ('method', 'unlabeled'), [('flatmatch', 224), ('mixmatch', 32)]
+)
+def test_config_for_a_small_gpu_keeps_the_ratio_of_batches(method, unlabeled):
+  config = cifar10_t4.get_config(f'method={method}')
+  config_lib.check_fields(config)
+  assert (config.batch_size, config.unlabeled_batch_size) == (32, unlabeled)
+  assert config.warmup_steps == 500  # Follows the steps of this file.
 
 
 def test_muon_is_refused_where_kernels_are_not_normalized():
