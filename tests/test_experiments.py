@@ -350,14 +350,6 @@ def test_unknown_table(monkeypatch, capsys):
     assert word in output.err
 
 
-@pytest.mark.parametrize('table', RESIDENT)
-def test_page_is_up_to_date(table):
-  """If not: python -m flatmatch_jax.experiments --markdown."""
-  page = (ROOT / 'docs' / 'experiments.md').read_text()
-  assert page.startswith(experiments.INTRODUCTION.strip() + '\n\n')
-  assert experiments.section(table) + '\n' in page
-
-
 # What needs the streamed datasets and their networks comes last.
 
 
@@ -376,9 +368,3 @@ def test_dry_run_of_streamed_datasets(table):
   chosen = [x for x in cells.runs(table) if x.method == 'flatmatch']
   assert len(chosen) == 2
   assert experiments.dry_run(chosen, [0])
-
-
-def test_whole_page_is_up_to_date(monkeypatch, capsys):
-  run(monkeypatch, '--markdown')
-  page = (ROOT / 'docs' / 'experiments.md').read_text()
-  assert page == capsys.readouterr().out
