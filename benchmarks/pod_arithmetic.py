@@ -2,9 +2,9 @@
 
   python benchmarks/pod_arithmetic.py [--chip v5e] [--method flatmatch]
 
-Prints the table of docs/pods.md. The shapes are those of the real networks,
-traced; what is assumed stands in the constants below. A step takes as long as
-the resource that takes longest, as if all overlapped.
+docs/speed.md draws conclusions from its table. The shapes are those of the real
+networks, traced; what is assumed stands in the constants below. A step takes as
+long as the resource that takes longest, as if all overlapped.
 """
 
 import argparse
@@ -33,7 +33,7 @@ OF_LINKS = 0.7
 HOP = 1e-6
 # How often an output of a convolution or matrix passes to or from memory in a
 # forward pass: written, read, and both at times once more. A backward pass is
-# two of these. The compiler's rows in docs/pods.md say 3.4 to 3.7, with the
+# two of these. The compiler (docs/tpu_compile.json) says 3.4 to 3.7, with the
 # padding of `spread`.
 MOVES = 3.5
 LANES = 128  # The innermost dimension of an array takes whole units of these.
@@ -41,7 +41,7 @@ BYTES = 2  # Of an activation: bfloat16.
 # Of a host, for each of its chips: 224 virtual cores for the 8 of a v5e.
 CORES = 28
 # Weak crops, and pairs of weak and strong, that a core decodes in a second:
-# README.md, `benchmarks/input_speed.py`.
+# docs/speed.md, `benchmarks/input_speed.py`.
 CROPS, PAIRS = 192, 142
 STREAMED = ('imagenet', 'imagenet30')
 COUNTS = 8, 64, 512

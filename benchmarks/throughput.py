@@ -214,44 +214,35 @@ def row(name, first, times, timed, images, before=None) -> dict:
 
 
 def table(results: list[dict]) -> str:
-  """The rows of all results in Markdown, and how they were measured."""
+  """The medians of all results in Markdown, with quartiles of the ratio."""
   head = (
-    'images, devices, method, ms, CPU ms, images/s, × first, '
-    '× first in CPU time, times as fast as on one device, sampling %, '
-    'network %, update %, host %, GFLOP, GB, GFLOP a CPU second'
+    'images, devices, method, ms, images/s, × first, quartiles, '
+    'sampling %, update %, host %'
   )
   lines = [head.split(', ')]
   lines.append(['---'] * len(lines[0]))
-  between = lambda x, digits=3: (
-    f'{x[1]:.{digits}f} ({x[0]:.{digits}f} to {x[2]:.{digits}f})'
-  )
   for result, r in ((one, r) for one in results for r in one['rows']):
+    low, middle, high = r['ratio']
     lines.append(
       [
         batch_of(result),
         str(result['devices']),
         r['method'],
-        between(r['ms'], 0),
-        between(r['cpu_ms'], 0),
+        f'{r["ms"][1]:.0f}',
         f'{r["images_per_second"][1]:.1f}',
-        between(r['ratio']),
-        between(r['cpu_ratio']),
-        between(r['faster'], 2) if r.get('faster') else '',
-        *(f'{100 * r["shares"][part][1]:.2f}' for part in r['shares']),
-        f'{100 * r["host_share"]:.2f}',
-        f'{r["counts"]["whole"]["flops"] / 1e9:.2f}',
-        f'{r["counts"]["whole"]["bytes"] / 1e9:.3f}',
-        f'{r["gflop_per_cpu_second"][1]:.1f}',
+        f'{middle:.2f}',
+        f'{low:.2f}–{high:.2f}',
+        f'{100 * r["shares"]["sample"][1]:.1f}',
+        f'{100 * r["shares"]["update"][1]:.1f}',
+        f'{100 * r["host_share"]:.1f}',
       ]
     )
   text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-  notes = [
-    f'{result["model"]}, {batch_of(result)} images, {result["cores"]} cores, '
-    f'devices: {result["devices"]}: {result["rounds"]} rounds, load before '
-    f'them {result["load_before"]:.1f}.'
+  rounds = '; '.join(
+    f'{batch_of(result)} on {result["devices"]}: {result["rounds"]}'
     for result in results
-  ]
-  return '\n'.join([text, '', *(f'- {note}' for note in notes)])
+  )
+  return f'{text}\n\nRounds (images on devices): {rounds}.'
 
 
 def batch_of(result: dict) -> str:

@@ -1,4 +1,4 @@
-"""The arithmetic behind docs/pods.md, without a TPU's compiler."""
+"""The arithmetic behind docs/speed.md, without a TPU's compiler."""
 
 from conftest import TinyNet
 import pytest
