@@ -5,8 +5,8 @@
   python main.py --config configs/folder.py:method=fixmatch,labels=40 \
       --config.data_dir=DIR
 
-Without an accelerator a small network trains for an estimated 20 minutes of a
-core; fast=true or fast=false after the colon chooses it or not.
+Without an accelerator a small network trains for about 50 minutes of one core;
+fast=true or fast=false after the colon chooses it or not.
 
 All labeled images are used, or `labels` drawn from them. Without test/ hold
 some labeled images out with --config.num_val=N. See docs/own_images.md.
