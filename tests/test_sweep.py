@@ -19,7 +19,7 @@ from flatmatch_jax.data import resident
 from flatmatch_jax.run import progress, watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
-from flatmatch_jax.training import load, loop, stacked, traced
+from flatmatch_jax.training import load, loop, setup, stacked, traced
 from flatmatch_jax.types import UserError
 
 STEPS = 6
@@ -410,7 +410,7 @@ def test_numbers_of_every_method_are_traced(name, monkeypatch):
   config = make_config(name)
   config.batch_size = config.unlabeled_batch_size = 8
   dataset = data_lib.from_config(config)
-  split = loop.choose_split(config, dataset)
+  split = setup.choose_split(config, dataset)
   names = ['learning_rate', 'weight_decay', 'ema_decay', 'bn_momentum']
   names += [
     f'method_args.{key}'

@@ -14,7 +14,7 @@ from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.methods import losses
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import loop, program
+from flatmatch_jax.training import loop, program, setup
 from flatmatch_jax.training.load import Run, load_data, load_run
 from flatmatch_jax.types import Batch, UserError
 
@@ -56,7 +56,7 @@ def load(
       f'config.microbatches={run.config.microbatches} of {files.path}.'
     )
   dataset = load_data(run, data_dir)
-  split = loop.choose_split(run.config, dataset)
+  split = setup.choose_split(run.config, dataset)
   rng = np.random.default_rng(0)
   pixels, labels = {}, {}
   for name, pool in (

@@ -19,7 +19,7 @@ from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.progress import Progress
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import memory, messages, sharding, signals
-from flatmatch_jax.training import estimate, loop, traced
+from flatmatch_jax.training import estimate, loop, setup, traced
 from flatmatch_jax.types import TrainState
 
 
@@ -87,11 +87,11 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   memory.check(config, shapes, shape, len(functions.program.views))
   weights = None
   if config.pretrained:
-    weights = loop.read_weights(config.pretrained, shapes.params)
+    weights = setup.read_weights(config.pretrained, shapes.params)
   pairs = list(zip(members, chosen, strict=True))
   for member, split in pairs:
-    loop.write_description(member.files, member.config, dataset, split)
-  loop.tell_data(config, dataset, chosen[0])
+    setup.write_description(member.files, member.config, dataset, split)
+  setup.tell_data(config, dataset, chosen[0])
 
   data = resident.place(dataset, chosen[0], everywhere)
   if len(dataset.test_labels):  # Once for all members.
@@ -109,7 +109,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
           unlabeled=jnp.asarray(split.unlabeled, jnp.int32),
         ),
       )
-      held_out = loop.evaluation_sets(dataset, split, everywhere)
+      held_out = setup.evaluation_sets(dataset, split, everywhere)
       run, state = _open(member, split, given, held_out, init, weights, dataset)
       runs, states = at.setdefault(int(state.step), ([], []))
       runs.append(run)
@@ -128,9 +128,9 @@ def _open(member, split, given, held_out, init, weights, dataset):
   if (found := checkpoints.restore(state)) is not None:
     state, notes = found
   elif weights:
-    state = loop.start_from(weights, state)
-  unseen = loop.probe_images(config, held_out)
-  watcher = loop.watch_over(config, dataset, split, notes, files.path.name)
+    state = setup.start_from(weights, state)
+  unseen = setup.probe_images(config, held_out)
+  watcher = setup.watch_over(config, dataset, split, notes, files.path.name)
   run = Run(config, files, given, held_out, unseen, checkpoints, notes, watcher)
   return run, state
 
