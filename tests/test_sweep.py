@@ -228,14 +228,14 @@ def test_request_to_stop_is_kept_when_the_last_member_stops(
   tmp_path, monkeypatch, capsys, compiled
 ):
   monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
-  still_live = stacked._still_live
+  still_live = loop.still_live
 
   def interrupted(*args):
     if not (live := still_live(*args)):
       os.kill(os.getpid(), signal.SIGTERM)
     return live
 
-  monkeypatch.setattr(stacked, '_still_live', interrupted)
+  monkeypatch.setattr(loop, 'still_live', interrupted)
   config = make_config('supervised', eval_every=4, probe_every=0)
   config.max_skipped = 0
   rates = {'learning_rate': [1e30, 2e30]}

@@ -14,7 +14,7 @@ from flatmatch_jax.data import augment, resident, splits, streaming
 from flatmatch_jax.methods import losses
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import loop, program, setup
+from flatmatch_jax.training import engine, program, setup
 from flatmatch_jax.training.load import Run, load_data, load_run
 from flatmatch_jax.types import Batch, UserError
 
@@ -112,7 +112,7 @@ def _make_batches(run, dataset, split):
       if streams
       else resident.place(dataset, split, everywhere)
     )
-    feed = loop.open_feed(config, views, data, 0, over_batch)
+    feed = engine.open_feed(config, views, data, 0, over_batch)
     try:
       for step in range(count):
         yield sharding.settle(sample(next(feed), at(step)))

@@ -1,6 +1,7 @@
-"""Training from a config: the one long function, read from top to bottom."""
+"""Training: one loop, read from top to bottom, for one run or for several."""
 
 import contextlib
+import functools
 import math
 import time
 from typing import Any, NoReturn
@@ -11,11 +12,9 @@ import numpy as np
 import flatmatch_jax
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.data import resident, streaming
-from flatmatch_jax.data.prefetch import Prefetch
-from flatmatch_jax.run import plots, reference, results
-from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run import plots, reference, results, watch
 from flatmatch_jax.run.progress import Progress
-from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import (
   distributed,
   failures,
@@ -31,6 +30,8 @@ from flatmatch_jax.training import classify as classify_lib
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import estimate, fixed_labels, load, setup
 from flatmatch_jax.training import program as program_lib
+from flatmatch_jax.training.engine import Engine, Single
+from flatmatch_jax.training.setup import Run
 from flatmatch_jax.types import DatasetInfo, TrainState
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
@@ -55,19 +56,21 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
 
 def train_in(files: Workdir, config) -> TrainState:
   """The run of `config` in its folder, which no other process trains in."""
-  began = time.perf_counter()
-  startup.use_compilation_cache(config.compilation_cache)
   phases = startup.Phases(_IMPORT_SECONDS)
+  startup.use_compilation_cache(config.compilation_cache)
+  run, engine, state = set_up(files, config, phases)
+  return train([run], engine, state, phases)
 
-  # Data.
+
+def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
+  """Turns a config into a run: its data, its functions and its state."""
   with distributed.first_goes_ahead('data'):  # It may download them.
     dataset = data_lib.from_config(config)
   split = setup.choose_split(config, dataset)
   fix_at = fixed_labels.step_of_fixing(config, len(split.labeled))
 
-  # Functions; all that can be refused is, before anything is written.
+  # Functions. All that can be refused is, before anything is written.
   mesh = program_lib.make_mesh(config)
-  everywhere = sharding.replicated(mesh)
   image_shape = dataset.train_images.shape[1:]
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
@@ -82,169 +85,215 @@ def train_in(files: Workdir, config) -> TrainState:
     weights = setup.read_weights(config.pretrained, shapes.params)
   setup.write_description(files, config, dataset, split)
   setup.tell_data(config, dataset, split)
-  selection = results.selection(len(dataset.test_labels), config.num_val)
 
-  # Devices.
+  # Data, on the devices or streamed to them.
+  everywhere, over_batch = sharding.replicated(mesh), sharding.over_batch(mesh)
   held_out = setup.evaluation_sets(dataset, split, everywhere)
-  over_batch = sharding.over_batch(mesh)
   data: resident.Resident | streaming.Streaming
   if streams := not isinstance(dataset.train_images, np.ndarray):
     data = streaming.place(dataset, split)
   else:
     data = resident.place(dataset, split, everywhere)
-    # The one copy; the test images are in `held_out`.
-    dataset = dataset._replace(train_images=data.images, test_images=None)
-  phases.done('data')
+  # The one copy; the test images are in `held_out`.
+  dataset = dataset._replace(train_images=data.images, test_images=None)
   sample = program_lib.make_sample(config, program.views, over_batch, streams)
-  state = sharding.settle(jax.jit(program.init, out_shardings=placed)(key))
+  phases.done('data')
 
   # Where the run stands.
-  checkpoints = Checkpoints(files.checkpoints)
-  notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
-  if (found := checkpoints.restore(state)) is not None:
-    state, notes = found
-    messages.say(f'Going on from step {int(state.step)} of {config.steps}.')
-  elif config.pretrained:
-    weights = weights or setup.read_weights(config.pretrained, shapes.params)
-    state = setup.start_from(weights, state)
-  start = int(state.step)
-  rows = files.cut_metrics(start)
-  least = min(results.history(rows, selection), default=math.inf)
-  seconds = lambda: notes['seconds'] + time.perf_counter() - began
+  state = sharding.settle(jax.jit(program.init, out_shardings=placed)(key))
+  run, state = setup.open_run(
+    config, files, dataset, split, held_out, state, weights
+  )
+  if step := int(state.step):
+    messages.say(f'Going on from step {step} of {config.steps}.')
   phases.done('state')
-
-  # One compiled function: sample, augment, differentiate, update.
-  def compile_step(step_function, given):
-    return compile_and_tell(
-      lambda state, given: step_function(state, sample(given, state)),
-      state,
-      given,
-      (placed, everywhere),
-    )
-
-  look: Any = jax.jit(
-    lambda state, given: program.clean_losses(state, sample(given, state))
+  choose_fixed = functools.partial(
+    fixed_labels.choose, config, files, program.classify, dataset, split
   )
-  probe: Any = jax.jit(
-    lambda state, given, held_out: program.probe(
-      state, sample(given, state), held_out
-    )
+  engine = Single(
+    config, program, mesh, placed, data, sample, fix_at, choose_fixed
   )
-  unseen = setup.probe_images(config, held_out)
-  images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
-  progress = Progress([files], start, config.steps, images)
+  return run, engine, state
+
+
+def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
+  """Takes the steps that `runs` have left, which all stand at the same one.
+
+  Their configs differ in seeds and in numbers. Returns the last state.
+  """
+  config, selection = runs[0].config, runs[0].selection
+  start = step = int(np.ravel(state.step)[0])
+  history = [
+    results.history(run.files.cut_metrics(start), selection) for run in runs
+  ]
+  least = [min(errors, default=math.inf) for errors in history]
+  live = list(range(len(runs)))  # A member of a sweep that breaks stops alone.
+  images = config.batch_size
+  if engine.program.views:
+    images += config.unlabeled_batch_size
   timing = estimate.Estimate(config)
-  watcher = setup.watch_over(config, dataset, split, notes)
-  expected = {}
-  if distributed.is_first():
-    described = files.read('dataset.json')
-    expected = reference.find(as_dict(config), described['fingerprint'])
-  trace = Trace(files.tensorboard, start, config.profile_steps)
-  phases.done('log')
-  feed: Any = None
-  train: Any = None
-  pending: Any = None
+  pending: Any = None  # Metrics of the step before.
   signal: int | None = None
-  try:
+
+  with contextlib.ExitStack() as closing:  # From last to first, all of them.
+    for run in runs:
+      closing.callback(run.checkpoints.close)
+    closing.callback(engine.close)
+    workdirs = [run.files for run in runs]
+    progress = Progress(workdirs, start, config.steps, images)
+    closing.callback(progress.close)
+    trace = Trace(workdirs[0].tensorboard, start, config.profile_steps)
+    closing.callback(lambda: trace.close(pending))
+    phases.done('log')
+
     with failures.ending_together(), signals.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
-        if step > fix_at > 0 and data.fixed is None:
-          chosen = fixed_labels.choose(
-            config, files, program.classify, dataset, split, state
-          )
-          kind = streaming if streams else resident
-          data = kind.add_fixed(data, chosen['index'], chosen['label'])
-          if feed is not None:
-            feed.close()
-          feed = train = None
-        if feed is None:
-          feed = open_feed(config, program.views, data, step - 1, over_batch)
-        given = next(feed)
-        if train is None:
-          plain = step <= fix_at
-          several = f' for {mesh.size} devices' if mesh.size > 1 else ''
-          messages.say(f'Compiling the step{several}.')
-          train = compile_step(
-            program.pretrain_step if plain else program.step, given
-          )
-          phases.done('compile')
-          timing.compiled(step, train, mesh)
-          phases.done('estimate')
-          if program.clean_losses:
-            # Compiled now, not when it is first asked.
-            sharding.settle(look(state, given))
-          if config.probe_every:
-            sharding.settle(probe(state, given, unseen))
-          progress.start()
-          phases.done('probes')
         last = step == config.steps
         logs = last or step % config.log_every == 0
-        row: dict = {}
-        if config.probe_every and step % config.probe_every == 0:
-          row |= sharding.settle(probe(state, given, unseen))
-        elif logs and program.clean_losses:
-          losses = sharding.settle(look(state, given))
-          row['unlabeled_loss'] = losses.unlabeled
+        evaluates = last or step % config.eval_every == 0
+        probes = config.probe_every and step % config.probe_every == 0
+
+        if engine.prepare(step, state):
+          phases.done('compile')
+          timing.compiled(step, engine.compiled, engine.mesh)
+          phases.done('estimate')
+          # Compiled now, not when they are first called.
+          sharding.settle(engine.look(state, 0))
+          if config.probe_every:
+            sharding.settle(engine.probe(state, 0, runs[0].unseen))
+          progress.start()
+          phases.done('probes')
+
+        rows: list[dict] = [{} for _ in runs]
+        for i in live:
+          if probes:
+            rows[i] |= sharding.settle(engine.probe(state, i, runs[i].unseen))
+          elif logs:
+            rows[i] |= sharding.settle(engine.look(state, i))
         with trace.step(step, pending):
-          state, metrics = sharding.settle(train(state, given))
+          state, metrics = sharding.settle(engine.step(state))
         if pending is not None:  # The device is at most one step behind.
-          watcher.step(step - 1, pending, checkpoints.latest_step)
+          live = still_live(live, runs, engine, step - 1, pending)
           timing.step(step - 1)
+        if not live:
+          signal = request.signal
+          break
         pending = metrics
+        progress.runs = len(live)
         progress.step()
         if step == start + 1:
           jax.block_until_ready(metrics)
           phases.done('first step')
           phases.tell()
-        if logs:
-          # The optimizer has not seen the skipped steps.
-          updates = step - 1 - metrics['skipped_steps']
-          row |= metrics | {'learning_rate': program.schedule(updates)}
-          watcher.row(step, row)
-        if last or step % config.eval_every == 0:
-          row |= evaluate(program.classify, state, held_out)
-          reference.compare(expected, step, row.get('error'))
-        if row:
-          progress.write(step, [row])
-          checkpoints.check()
-        error = row.get(selection)
-        best = error is not None and error <= least
-        least = min(least, math.inf if error is None else error)
+
+        for i in live:
+          if logs:
+            rows[i] |= engine.row(metrics, i, step)
+            runs[i].watcher.row(step, rows[i])
+          if evaluates:
+            member = engine.member(state, i)
+            rows[i] |= evaluate(
+              engine.program.classify, member, runs[i].held_out
+            )
+            error = rows[i].get('error')
+            reference.compare(runs[i].expected, step, error, runs[i].name)
+        rows = [row if i in live else {} for i, row in enumerate(rows)]
+        if any(rows):
+          progress.write(step, rows)
+          for run in runs:
+            run.checkpoints.check()
+
+        errors = [row.get(selection) for row in rows]
+        best = lower(least, errors)
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
-          watcher.look(step, metrics)  # The checkpoint has what it has seen.
-          files.sync_metrics()
-          now = {'seconds': seconds(), 'watch': watcher.state()}
-          checkpoints.save(step, state, notes | now, error)
+          for i in live:  # All together, so that they resume together.
+            member, found = engine.member(state, i), engine.metrics(metrics, i)
+            seconds = phases.seconds() / len(runs)
+            save(runs[i], step, member, found, seconds, errors[i])
         if signal:
           break
     speed = progress.images_per_second()
-    if isinstance(feed, Prefetch):
-      messages.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
-  finally:
-    with contextlib.ExitStack() as closing:  # From last to first, all of them.
-      closing.callback(checkpoints.close)
-      if feed is not None:
-        closing.callback(feed.close)
-      closing.callback(progress.close)
-      closing.callback(trace.close, pending)
+    if engine.waited:
+      messages.say(f'Waiting for images took {engine.waited:.0f} s of the run.')
 
-  if int(state.step) < config.steps:
-    stop(signal, int(state.step))
-  skipped = int(state.skipped.total)
-  if distributed.is_first():
-    write_result(
-      config,
-      files,
-      len(split.labeled),
-      skipped,
-      watcher.warnings,
-      seconds(),
-      speed,
-    )
+  if signal and step < config.steps:
+    # Members that stopped before may have saved less, or nothing.
+    stop(signal, max(run.checkpoints.latest_step() or 0 for run in runs))
+  skipped = np.ravel(state.skipped.total)
+  seconds = phases.seconds() / len(runs)
+  for i in live:
+    finish(runs[i], int(skipped[i]), seconds, speed)
   if signal:  # It came in the last step; a sweep has others to train.
     stop(signal, config.steps)
   return state
+
+
+def still_live(live, runs, engine, step, metrics) -> list[int]:
+  """Which runs may continue after `step`; names the others.
+
+  A run by itself raises NotFiniteError instead.
+  """
+  in_a_row = np.ravel(metrics['skipped_in_a_row'])
+  left = []
+  for i in live:
+    run = runs[i]
+    try:
+      if in_a_row[i] or run.watcher.looks_at(step):
+        found = engine.metrics(metrics, i)
+        run.watcher.step(step, found, run.checkpoints.latest_step)
+      left.append(i)
+    except watch.NotFiniteError as error:
+      if not run.name:
+        raise
+      messages.say(f'{run.name}: {error}')
+  return left
+
+
+def lower(least: list[float], errors: list[float | None]) -> bool:
+  """Enters `errors` into the `least` ones; whether any is one of them."""
+  found = [math.inf if error is None else error for error in errors]
+  pairs = zip(found, least, strict=True)
+  low = any(error <= old and error < math.inf for error, old in pairs)
+  least[:] = map(min, found, least)
+  return low
+
+
+def save(run: Run, step, state, metrics, seconds, error) -> None:
+  """Starts to save a checkpoint; its rows of metrics are on disk before it."""
+  run.watcher.look(step, metrics)  # The checkpoint has what it has seen.
+  run.files.sync_metrics()
+  now = {
+    'seconds': run.notes['seconds'] + seconds,
+    'watch': run.watcher.state(),
+  }
+  run.checkpoints.save(step, state, run.notes | now, error)
+
+
+def finish(run: Run, skipped: int, seconds: float, speed: float) -> None:
+  """Writes what came out, in numbers and as a picture."""
+  if not distributed.is_first():
+    return
+  config, files = run.config, run.files
+  # The result comes last: with it the run is done.
+  with writing(files.path):
+    plots.curves(
+      files.metrics(),
+      f'{config.method} on {config.dataset}, {run.num_labeled} labels',
+      files.path / 'curves.png',
+      run.expected,
+    )
+  result = results.summarize(
+    config,
+    files,
+    run.num_labeled,
+    skipped,
+    run.watcher.warnings,
+    run.notes['seconds'] + seconds,
+    speed,
+  )
+  files.write('result.json', result)
+  messages.say(results.describe(files))
 
 
 def stop(signal: int | None, step: int) -> NoReturn:
@@ -254,58 +303,6 @@ def stop(signal: int | None, step: int) -> NoReturn:
     'The same command goes on from there.'
   )
   raise SystemExit(128 + (signal or 0))
-
-
-def write_result(
-  config, files: Workdir, num_labeled, skipped, warnings, seconds, speed
-) -> None:
-  """What came out, in numbers and as a picture."""
-  images = files.read('dataset.json')['fingerprint']
-  # The result comes last: with it the run is done.
-  with writing(files.path):
-    plots.curves(
-      files.metrics(),
-      f'{config.method} on {config.dataset}, {num_labeled} labels',
-      files.path / 'curves.png',
-      reference.find(as_dict(config), images),
-    )
-  files.write(
-    'result.json',
-    results.summarize(
-      config, files, num_labeled, skipped, warnings, seconds, speed
-    ),
-  )
-  messages.say(results.describe(files))
-
-
-def open_feed(config, views, data, start, over_batch):
-  """Gives what the compiled step takes, from the step after `start` on."""
-  if isinstance(data, resident.Resident):
-    return resident.feed(data)
-  source = streaming.batches(
-    data,
-    config.seed,
-    start,
-    config.steps,
-    config.batch_size,
-    config.unlabeled_batch_size,
-    views,
-    rows=lambda size: sharding.local_rows(over_batch, size),
-  )
-  return Prefetch(source, over_batch)
-
-
-def compile_and_tell(function, state, given, shardings):
-  """Compiles a step that overwrites its state and leaves it where it was."""
-  began = time.perf_counter()
-  jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
-  compiled = jitted.lower(state, given).compile()
-  messages.say(
-    f'Step compiled in {time.perf_counter() - began:.1f} s: '
-    f'{estimate.flops_of(compiled) / 1e9:.2f} GFLOP'
-    f'{" per device" * (jax.device_count() > 1)}.'
-  )
-  return compiled
 
 
 def evaluate(classify, state, sets) -> dict[str, float]:

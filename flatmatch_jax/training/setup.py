@@ -1,6 +1,7 @@
 """What a run starts from: its images, its weights, its files."""
 
 import os
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,11 @@ import numpy as np
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.data import augment, splits
 from flatmatch_jax.models import pretrained
-from flatmatch_jax.run import results, watch
+from flatmatch_jax.run import reference, results, watch
+from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir, as_dict, versions
-from flatmatch_jax.system import messages, sharding
-from flatmatch_jax.types import UserError
+from flatmatch_jax.system import distributed, messages, sharding
+from flatmatch_jax.types import TrainState, UserError
 
 
 def choose_split(config, dataset) -> splits.Split:
@@ -145,8 +147,55 @@ def tell_data(config, dataset, split) -> None:
     )
 
 
-def watch_over(config, dataset, split, notes, name='') -> watch.Watch:
-  """A watch that continues where the `notes` of a checkpoint left it."""
+class Run(NamedTuple):
+  """What the loop keeps of a run."""
+
+  config: Any
+  files: Workdir
+  name: str  # In messages; '' for a run by itself.
+  num_labeled: int
+  held_out: dict[str, tuple]  # Images and labels, by prefix of their metrics.
+  unseen: Any  # Some of them, for probes.
+  selection: str  # The metric by which the best checkpoint is chosen.
+  expected: dict[int, reference.Band]  # Errors of earlier runs, by step.
+  checkpoints: Checkpoints
+  notes: dict[str, Any]  # Of the checkpoint that the run resumes from.
+  watcher: watch.Watch
+
+
+def open_run(
+  config, files: Workdir, dataset, split, held_out, state, weights, name=''
+) -> tuple[Run, TrainState]:
+  """A run and its state as they stand: new, or at the latest checkpoint.
+
+  `state` is that of a new run; `weights` are those of `config.pretrained`, or
+  None if they are not read yet.
+  """
+  checkpoints = Checkpoints(files.checkpoints)
+  notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
+  if (found := checkpoints.restore(state)) is not None:
+    state, notes = found
+  elif config.pretrained:
+    shapes = jax.eval_shape(lambda: state.params)
+    weights = weights or read_weights(config.pretrained, shapes)
+    state = start_from(weights, state)
+  expected = {}
+  if distributed.is_first():
+    images = files.read('dataset.json')['fingerprint']
+    expected = reference.find(as_dict(config), images)
   labels, classes = dataset.train_labels, len(dataset.class_names)
   shares = watch.class_shares(labels, split, classes)
-  return watch.Watch(config, shares, name, notes.get('watch'))
+  run = Run(
+    config,
+    files,
+    name,
+    len(split.labeled),
+    held_out,
+    probe_images(config, held_out),
+    results.selection('' in held_out, config.num_val),
+    expected,
+    checkpoints,
+    notes,
+    watch.Watch(config, shares, name, notes.get('watch')),
+  )
+  return run, state

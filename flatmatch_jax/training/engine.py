@@ -1,0 +1,187 @@
+"""How runs take their steps: one run by itself, on all devices."""
+
+from collections.abc import Callable
+import time
+from typing import Any, Protocol
+
+import jax
+
+from flatmatch_jax.data import resident, streaming
+from flatmatch_jax.data.prefetch import Prefetch
+from flatmatch_jax.system import messages, sharding
+from flatmatch_jax.training import estimate
+from flatmatch_jax.training.program import Program
+from flatmatch_jax.types import TrainState
+
+
+class Engine(Protocol):
+  """Takes steps with the `state` of one run, or of several that it stacks.
+
+  Runs are told apart by their number, which is 0 for one by itself.
+  """
+
+  program: Program
+  mesh: jax.sharding.Mesh
+  compiled: Any  # The step, for estimates of its time.
+
+  @property
+  def waited(self) -> float:
+    """Seconds for which images were waited for."""
+
+  def prepare(self, step: int, state) -> bool:
+    """Fetches what `step` needs; whether a newly compiled function takes it."""
+
+  def step(self, state) -> tuple[Any, dict]:
+    """The state after a step, and the metrics of all runs."""
+
+  def look(self, state, run: int) -> dict:
+    """The unlabeled loss at θ, unless the step measures it itself."""
+
+  def probe(self, state, run: int, unseen) -> dict:
+    """What `step/probe.py` measures, on images no step has trained on."""
+
+  def member(self, state, run: int) -> TrainState:
+    """The state of one run."""
+
+  def metrics(self, metrics: dict, run: int) -> dict:
+    """The metrics of one run."""
+
+  def row(self, metrics: dict, run: int, step: int) -> dict:
+    """The same with the learning rate, for the log."""
+
+  def close(self) -> None:
+    """Stops reading images ahead."""
+
+
+class Single:
+  """One run; a batch is spread over the mesh."""
+
+  def __init__(
+    self,
+    config,
+    program: Program,
+    mesh: jax.sharding.Mesh,
+    placed,
+    data: resident.Resident | streaming.Streaming,
+    sample: Callable,
+    fix_at: int,
+    choose_fixed: Callable[[TrainState], dict],
+  ):
+    """`placed` are the shardings of the state.
+
+    After `fix_at` steps, if that is not 0, `choose_fixed` labels more images.
+    """
+    self.program, self.mesh = program, mesh
+    self.compiled: Any = None
+    self._config, self._placed = config, placed
+    self._data, self._sample = data, sample
+    self._fix_at, self._choose_fixed = fix_at, choose_fixed
+    self._feed: Any = None
+    self._given: Any = None
+    self._look: Any = jax.jit(
+      lambda state, given: program.clean_losses(state, sample(given, state))
+    )
+    self._probe: Any = jax.jit(
+      lambda state, given, unseen: program.probe(
+        state, sample(given, state), unseen
+      )
+    )
+
+  def prepare(self, step: int, state: TrainState) -> bool:
+    if step > self._fix_at > 0 and self._data.fixed is None:
+      chosen = self._choose_fixed(state)
+      kind: Any = (
+        resident if isinstance(self._data, resident.Resident) else streaming
+      )
+      self._data = kind.add_fixed(self._data, chosen['index'], chosen['label'])
+      self.close()
+      self._feed = self.compiled = None
+    if self._feed is None:
+      self._feed = open_feed(
+        self._config,
+        self.program.views,
+        self._data,
+        step - 1,
+        sharding.over_batch(self.mesh),
+      )
+    self._given = next(self._feed)
+    if self.compiled is not None:
+      return False
+    plain = step <= self._fix_at
+    function = self.program.pretrain_step if plain else self.program.step
+    # One compiled function: sample, augment, differentiate, update.
+    self.compiled = compile_step(
+      lambda state, given: function(state, self._sample(given, state)),
+      state,
+      self._given,
+      (self._placed, sharding.replicated(self.mesh)),
+    )
+    return True
+
+  def step(self, state: TrainState) -> tuple[TrainState, dict]:
+    return self.compiled(state, self._given)
+
+  def look(self, state: TrainState, run: int) -> dict:
+    del run
+    if not self.program.clean_losses:
+      return {}
+    return {'unlabeled_loss': self._look(state, self._given).unlabeled}
+
+  def probe(self, state: TrainState, run: int, unseen) -> dict:
+    del run
+    return self._probe(state, self._given, unseen)
+
+  def member(self, state: TrainState, run: int) -> TrainState:
+    del run
+    return state
+
+  def metrics(self, metrics: dict, run: int) -> dict:
+    del run
+    return metrics
+
+  def row(self, metrics: dict, run: int, step: int) -> dict:
+    del run
+    # The optimizer has not seen the skipped steps.
+    updates = step - 1 - metrics['skipped_steps']
+    return metrics | {'learning_rate': self.program.schedule(updates)}
+
+  @property
+  def waited(self) -> float:
+    return getattr(self._feed, 'waited', 0.0)
+
+  def close(self) -> None:
+    if self._feed is not None:
+      self._feed.close()
+
+
+def open_feed(config, views, data, start, over_batch):
+  """Gives what the compiled step takes, from the step after `start` on."""
+  if isinstance(data, resident.Resident):
+    return resident.feed(data)
+  source = streaming.batches(
+    data,
+    config.seed,
+    start,
+    config.steps,
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
+    rows=lambda size: sharding.local_rows(over_batch, size),
+  )
+  return Prefetch(source, over_batch)
+
+
+def compile_step(function, state, given, shardings):
+  """Compiles a step that overwrites its state and leaves it where it was."""
+  devices = jax.device_count()
+  several = f' for {devices} devices' if devices > 1 else ''
+  messages.say(f'Compiling the step{several}.')
+  began = time.perf_counter()
+  jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
+  compiled = jitted.lower(state, given).compile()
+  per_device = ' per device' if devices > 1 else ''
+  messages.say(
+    f'Step compiled in {time.perf_counter() - began:.1f} s: '
+    f'{estimate.flops_of(compiled) / 1e9:.2f} GFLOP{per_device}.'
+  )
+  return compiled
