@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from absl import app, flags
 import jax
 from ml_collections import config_flags
-import numpy as np
 
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.run import watch
@@ -151,10 +150,11 @@ def _train_group(members: list[Member], names, at_once) -> None:
   config = members[0].config
   dataset = data_lib.from_config(config)
   pairs = [(m, setup.choose_split(m.config, dataset)) for m in members]
-  streams = not isinstance(dataset.train_images, np.ndarray)
+  shared = data_lib.pipeline_of(dataset).shared
   # Whether labels are fixed depends on settings that no step reads.
   alone = [
-    streams or bool(fixed_labels.step_of_fixing(m.config, len(split.labeled)))
+    not shared
+    or bool(fixed_labels.step_of_fixing(m.config, len(split.labeled)))
     for m, split in pairs
   ]
   for (member, _), is_alone in zip(pairs, alone, strict=True):

@@ -3,10 +3,9 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax.data import augment
+from flatmatch_jax.data import augment, evaluation
 from flatmatch_jax.system import sharding
 
 
@@ -24,7 +23,7 @@ def make_classifier(model, mean, std, batch_size: int, mesh):
   """
   devices = mesh.size
   batch_size = -(-batch_size // devices) * devices
-  over_batch = sharding.over_batch(mesh)
+  batches = evaluation.make_batches(batch_size, mesh)
   gather = sharding.make_gather(mesh)
 
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
@@ -32,25 +31,6 @@ def make_classifier(model, mean, std, batch_size: int, mesh):
     variables = {'params': gather(params), 'batch_stats': batch_stats}
     images = augment.normalize(images, mean, std)
     return jax.nn.softmax(model.apply(variables, images, train=False).logits)
-
-  @functools.partial(jax.jit, out_shardings=over_batch)
-  def rows_from(images, start):
-    index = start + jnp.arange(batch_size)
-    return images[jnp.minimum(index, len(images) - 1)]
-
-  def batches(images):
-    starts = range(0, len(images), batch_size)
-    if hasattr(images, 'sharding'):  # On all devices already.
-      yield from (rows_from(images, start) for start in starts)
-      return
-    local = sharding.local_rows(over_batch, batch_size)
-    if len(local) < batch_size:
-      mine = np.add.outer(starts, local).ravel()
-      images = images[mine[mine < len(images)]]
-    for start in range(0, len(starts) * len(local), len(local)):
-      batch = images[start : start + len(local)]
-      batch = _filled(batch, len(local))
-      yield sharding.from_local_rows(batch, over_batch)
 
   def classify(weights, batch_stats, images, keep=np.asarray):
     rows: list[list] = [[] for _ in weights]
@@ -69,11 +49,6 @@ def surest(probabilities):
   confidence, guess = probabilities.max(-1), probabilities.argmax(-1)
   # Exact: classes are fewer than 2^24.
   return np.stack([confidence, guess.astype(confidence.dtype)], -1)
-
-
-def _filled(batch, size):
-  missing = ((0, size - len(batch)), (0, 0), (0, 0), (0, 0))
-  return np.pad(batch, missing) if len(batch) < size else batch
 
 
 def report(probabilities, labels) -> dict:

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import jax
 
-from flatmatch_jax.data import resident, streaming
-from flatmatch_jax.data.prefetch import Prefetch
+from flatmatch_jax.data.pipeline import Data, Feed, Pipeline
 from flatmatch_jax.system import messages, sharding
 from flatmatch_jax.training import estimate
+from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.training.program import Program
 from flatmatch_jax.types import TrainState
 
@@ -62,8 +62,8 @@ class Single:
     program: Program,
     mesh: jax.sharding.Mesh,
     placed,
-    data: resident.Resident | streaming.Streaming,
-    sample: Callable,
+    pipeline: Pipeline,
+    data: Data,
     fix_at: int,
     choose_fixed: Callable[[TrainState], dict],
   ):
@@ -73,10 +73,14 @@ class Single:
     """
     self.program, self.mesh = program, mesh
     self.compiled: Any = None
-    self._config, self._placed = config, placed
-    self._data, self._sample = data, sample
+    self._placed, self._pipeline, self._data = placed, pipeline, data
+    self._spec = program_lib.batch_spec(config, program.views)
+    self._over_batch = sharding.over_batch(mesh)
+    self._sample = sample = program_lib.make_sample(
+      config, program.views, self._over_batch, pipeline
+    )
     self._fix_at, self._choose_fixed = fix_at, choose_fixed
-    self._feed: Any = None
+    self._feed: Feed | None = None
     self._given: Any = None
     self._look: Any = jax.jit(
       lambda state, given: program.clean_losses(state, sample(given, state))
@@ -90,19 +94,14 @@ class Single:
   def prepare(self, step: int, state: TrainState) -> bool:
     if step > self._fix_at > 0 and self._data.fixed is None:
       chosen = self._choose_fixed(state)
-      kind: Any = (
-        resident if isinstance(self._data, resident.Resident) else streaming
+      self._data = self._pipeline.add_fixed(
+        self._data, chosen['index'], chosen['label']
       )
-      self._data = kind.add_fixed(self._data, chosen['index'], chosen['label'])
       self.close()
       self._feed = self.compiled = None
     if self._feed is None:
-      self._feed = open_feed(
-        self._config,
-        self.program.views,
-        self._data,
-        step - 1,
-        sharding.over_batch(self.mesh),
+      self._feed = self._pipeline.feed(
+        self._data, self._spec, step - 1, self._over_batch
       )
     self._given = next(self._feed)
     if self.compiled is not None:
@@ -147,28 +146,11 @@ class Single:
 
   @property
   def waited(self) -> float:
-    return getattr(self._feed, 'waited', 0.0)
+    return 0.0 if self._feed is None else self._feed.waited
 
   def close(self) -> None:
     if self._feed is not None:
       self._feed.close()
-
-
-def open_feed(config, views, data, start, over_batch):
-  """Gives what the compiled step takes, from the step after `start` on."""
-  if isinstance(data, resident.Resident):
-    return resident.feed(data)
-  source = streaming.batches(
-    data,
-    config.seed,
-    start,
-    config.steps,
-    config.batch_size,
-    config.unlabeled_batch_size,
-    views,
-    rows=lambda size: sharding.local_rows(over_batch, size),
-  )
-  return Prefetch(source, over_batch)
 
 
 def compile_step(function, state, given, shardings):

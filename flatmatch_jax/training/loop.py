@@ -11,7 +11,6 @@ import numpy as np
 
 import flatmatch_jax
 from flatmatch_jax import data as data_lib
-from flatmatch_jax.data import resident, streaming
 from flatmatch_jax.run import plots, reference, results, watch
 from flatmatch_jax.run.progress import Progress
 from flatmatch_jax.run.workdir import Workdir
@@ -87,16 +86,12 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   setup.tell_data(config, dataset, split)
 
   # Data, on the devices or streamed to them.
-  everywhere, over_batch = sharding.replicated(mesh), sharding.over_batch(mesh)
+  everywhere = sharding.replicated(mesh)
+  pipeline = data_lib.pipeline_of(dataset)
   held_out = setup.evaluation_sets(dataset, split, everywhere)
-  data: resident.Resident | streaming.Streaming
-  if streams := not isinstance(dataset.train_images, np.ndarray):
-    data = streaming.place(dataset, split)
-  else:
-    data = resident.place(dataset, split, everywhere)
+  data = pipeline.place(dataset, split, everywhere)
   # The one copy; the test images are in `held_out`.
   dataset = dataset._replace(train_images=data.images, test_images=None)
-  sample = program_lib.make_sample(config, program.views, over_batch, streams)
   phases.done('data')
 
   # Where the run stands.
@@ -111,7 +106,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
     fixed_labels.choose, config, files, program.classify, dataset, split
   )
   engine = Single(
-    config, program, mesh, placed, data, sample, fix_at, choose_fixed
+    config, program, mesh, placed, pipeline, data, fix_at, choose_fixed
   )
   return run, engine, state
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from flatmatch_jax import methods, models
-from flatmatch_jax.data import resident, streaming
+from flatmatch_jax.data import resident
+from flatmatch_jax.data.pipeline import BatchSpec, Pipeline
 from flatmatch_jax.step import forward, optimizer, probe, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import classify
@@ -115,29 +116,31 @@ def make_optimizer(config, schedule) -> optax.GradientTransformation:
   return make(schedule, config.weight_decay)
 
 
-def make_sample(config, views, batch_sharding, streams: bool = False):
-  """Returns `sample(data, state) -> Batch` for the state's step.
-
-  `data` is what a feed gives: all images, or, where it `streams`, the step's.
-  """
-  same = (
+def batch_spec(config, views: tuple[str, ...]) -> BatchSpec:
+  """What the batches of a config are made of."""
+  return BatchSpec(
+    config.seed,
+    config.steps,
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
+    config.pad,
     config.flip,
     config.mean,
     config.std,
-    batch_sharding,
     config.strong_operations,
   )
-  if streams:
-    draw = streaming.make_sampler(views, *same)
-  else:
-    draw = resident.make_sampler(
-      config.batch_size,
-      config.unlabeled_batch_size,
-      views,
-      config.pad,
-      *same,
-    )
-  return lambda data, state: draw(data, train_step.step_keys(state)[0])
+
+
+def make_sample(
+  config, views, batch_sharding, pipeline: Pipeline = resident.PIPELINE
+):
+  """Returns `sample(given, state) -> Batch` for the state's step.
+
+  `given` is what a feed of the pipeline gives.
+  """
+  draw = pipeline.make_sampler(batch_spec(config, views), batch_sharding)
+  return lambda given, state: draw(given, train_step.step_keys(state)[0])
 
 
 def make_mesh(config) -> jax.sharding.Mesh:

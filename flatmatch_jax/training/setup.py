@@ -39,13 +39,9 @@ def evaluation_sets(dataset, split, everywhere) -> dict[str, tuple]:
     '': (dataset.test_images, dataset.test_labels),
     'val_': (dataset.train_images[index], dataset.train_labels[index]),
   }
-  place = lambda images: (
-    sharding.place(images, everywhere)
-    if isinstance(images, np.ndarray)
-    else images
-  )
+  hold = data_lib.pipeline_of(dataset).hold
   return {
-    prefix: (place(images), labels)
+    prefix: (hold(images, everywhere), labels)
     for prefix, (images, labels) in sets.items()
     if len(labels)
   }

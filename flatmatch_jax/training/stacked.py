@@ -76,7 +76,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
 
   data = resident.place(dataset, chosen[0], everywhere)
   if len(dataset.test_labels):  # Once for all members.
-    test_images = jax.device_put(dataset.test_images, everywhere)
+    test_images = sharding.place(dataset.test_images, everywhere)
     dataset = dataset._replace(test_images=test_images)
   stack = Stack(functions, mesh)
   size = size_of_stack(len(members), at_once, mesh.size)
