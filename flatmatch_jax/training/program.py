@@ -140,7 +140,7 @@ def make_sample(
   `given` is what a feed of the pipeline gives.
   """
   draw = pipeline.make_sampler(batch_spec(config, views), batch_sharding)
-  return lambda given, state: draw(given, train_step.step_keys(state)[0])
+  return lambda given, state: draw(given, train_step.step_keys(state).data)
 
 
 def make_mesh(config) -> jax.sharding.Mesh:
