@@ -1,15 +1,28 @@
 """A trained model as a function from images to probabilities."""
 
+from collections.abc import Sequence
 import functools
+from typing import Protocol
 
 import jax
 import numpy as np
 
 from flatmatch_jax.data import augment, evaluation
 from flatmatch_jax.system import sharding
+from flatmatch_jax.types import PyTree
 
 
-def make_classifier(model, mean, std, batch_size: int, mesh):
+class Classify(Protocol):
+  """Probabilities [N, K] of images [N, H, W, C] for each of the weights."""
+
+  def __call__(
+    self, weights: Sequence[PyTree], batch_stats: PyTree, images, keep=...
+  ) -> list[np.ndarray]: ...
+
+
+def make_classifier(
+  model, mean, std, batch_size: int, mesh: jax.sharding.Mesh
+) -> Classify:
   """Returns `classify(weights, batch_stats, images, keep)`.
 
   For each of `weights`, which are trees of parameters, it gives probabilities

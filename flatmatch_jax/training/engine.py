@@ -21,7 +21,6 @@ class Engine(Protocol):
   """
 
   program: Program
-  mesh: jax.sharding.Mesh
   compiled: Any  # The step, for estimates of its time.
 
   @property
@@ -60,7 +59,6 @@ class Single:
     self,
     config,
     program: Program,
-    mesh: jax.sharding.Mesh,
     placed,
     pipeline: Pipeline,
     data: Data,
@@ -71,24 +69,26 @@ class Single:
 
     After `fix_at` steps, if that is not 0, `choose_fixed` labels more images.
     """
-    self.program, self.mesh = program, mesh
+    self.program = program
     self.compiled: Any = None
     self._placed, self._pipeline, self._data = placed, pipeline, data
     self._spec = program_lib.batch_spec(config, program.views)
-    self._over_batch = sharding.over_batch(mesh)
-    self._sample = sample = program_lib.make_sample(
+    self._over_batch = sharding.over_batch(program.mesh)
+    self._sample = program_lib.make_sample(
       config, program.views, self._over_batch, pipeline
     )
     self._fix_at, self._choose_fixed = fix_at, choose_fixed
     self._feed: Feed | None = None
     self._given: Any = None
-    self._look: Any = jax.jit(
-      lambda state, given: program.clean_losses(state, sample(given, state))
-    )
-    self._probe: Any = jax.jit(
-      lambda state, given, unseen: program.probe(
-        state, sample(given, state), unseen
-      )
+    self._look: Any = None
+    if program.clean_losses:
+      self._look = jax.jit(self._with_sampling(program.clean_losses))
+    self._probe: Any = jax.jit(self._with_sampling(program.probe))
+
+  def _with_sampling(self, function):
+    """A function of the state and a batch, as one of what a feed gives."""
+    return lambda state, given, *more: function(
+      state, self._sample(given, state), *more
     )
 
   def prepare(self, step: int, state: TrainState) -> bool:
@@ -106,14 +106,13 @@ class Single:
     self._given = next(self._feed)
     if self.compiled is not None:
       return False
-    plain = step <= self._fix_at
-    function = self.program.pretrain_step if plain else self.program.step
+    plain = self.program.pretrain_step if step <= self._fix_at else None
     # One compiled function: sample, augment, differentiate, update.
     self.compiled = compile_step(
-      lambda state, given: function(state, self._sample(given, state)),
+      self._with_sampling(plain or self.program.step),
       state,
       self._given,
-      (self._placed, sharding.replicated(self.mesh)),
+      (self._placed, sharding.replicated(self.program.mesh)),
     )
     return True
 
@@ -122,7 +121,7 @@ class Single:
 
   def look(self, state: TrainState, run: int) -> dict:
     del run
-    if not self.program.clean_losses:
+    if self._look is None:
       return {}
     return {'unlabeled_loss': self._look(state, self._given).unlabeled}
 

@@ -52,10 +52,9 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   info = DatasetInfo(
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
-  mesh = program_lib.make_mesh(config)
-  program = program_lib.create(config, info, dataset['image_shape'], mesh=mesh)
+  program = program_lib.create(config, info, dataset['image_shape'])
   shapes = jax.eval_shape(program.init, jax.random.key(0))
-  like = sharding.abstract_state(mesh, shapes)
+  like = sharding.abstract_state(program.mesh, shapes)
   if (found := checkpoints.restore(like, which)) is None:
     raise UserError(f'{files.checkpoints} holds no {which} checkpoint.')
   state, notes = found

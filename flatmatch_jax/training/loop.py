@@ -69,15 +69,14 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   fix_at = fixed_labels.step_of_fixing(config, len(split.labeled))
 
   # Functions. All that can be refused is, before anything is written.
-  mesh = program_lib.make_mesh(config)
   image_shape = dataset.train_images.shape[1:]
   info = DatasetInfo(
     len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
-  program = program_lib.create(config, info, image_shape, mesh=mesh)
+  program = program_lib.create(config, info, image_shape)
   key = jax.random.key(config.seed)
   shapes = jax.eval_shape(program.init, key)
-  placed = sharding.of_state(mesh, shapes)
+  placed = sharding.of_state(program.mesh, shapes)
   memory.check(config, shapes, image_shape, len(program.views))
   weights = None
   if config.pretrained and not files.has_steps():
@@ -86,7 +85,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   setup.tell_data(config, dataset, split)
 
   # Data, on the devices or streamed to them.
-  everywhere = sharding.replicated(mesh)
+  everywhere = sharding.replicated(program.mesh)
   pipeline = data_lib.pipeline_of(dataset)
   held_out = setup.evaluation_sets(dataset, split, everywhere)
   data = pipeline.place(dataset, split, everywhere)
@@ -105,9 +104,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   choose_fixed = functools.partial(
     fixed_labels.choose, config, files, program.classify, dataset, split
   )
-  engine = Single(
-    config, program, mesh, placed, pipeline, data, fix_at, choose_fixed
-  )
+  engine = Single(config, program, placed, pipeline, data, fix_at, choose_fixed)
   return run, engine, state
 
 
@@ -150,7 +147,7 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
 
         if engine.prepare(step, state):
           phases.done('compile')
-          timing.compiled(step, engine.compiled, engine.mesh)
+          timing.compiled(step, engine.compiled, engine.program.mesh)
           phases.done('estimate')
           # Compiled now, not when they are first called.
           sharding.settle(engine.look(state, 0))

@@ -59,7 +59,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   functions = traced.make_functions(
     config, names, traced.info_of(dataset, chosen[0]), shape
   )
-  mesh = sharding.make_mesh()
+  mesh = functions.program.mesh
   everywhere = sharding.replicated(mesh)
   init = jax.jit(functions.init, out_shardings=everywhere)
   shapes = init.eval_shape(
@@ -78,7 +78,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   if len(dataset.test_labels):  # Once for all members.
     test_images = sharding.place(dataset.test_images, everywhere)
     dataset = dataset._replace(test_images=test_images)
-  stack = Stack(functions, mesh)
+  stack = Stack(functions)
   size = size_of_stack(len(members), at_once, mesh.size)
   for first in range(0, len(pairs), size):
     at: dict[int, list[_Member]] = {}
@@ -123,15 +123,15 @@ class Stack:
 
   waited = 0.0  # For images, which are on the devices.
 
-  def __init__(self, functions: traced.Functions, mesh: jax.sharding.Mesh):
-    self.program, self.mesh = functions.program, mesh
+  def __init__(self, functions: traced.Functions):
+    self.program = functions.program
     self.compiled: Any = None
-    self._step = over_members(functions.step, mesh)
+    self._step = over_members(functions.step, self.program.mesh)
     self._look: Any = functions.look and jax.jit(functions.look)
     self._probe: Any = jax.jit(functions.probe)
     self._take: Any = jax.jit(
       lambda state, i: jax.tree.map(lambda x: x[i], state),
-      out_shardings=sharding.replicated(mesh),
+      out_shardings=sharding.replicated(self.program.mesh),
     )
     self._new = True  # No step of this stack was taken yet.
     self._given: Any = None  # Of all members, stacked.
@@ -145,7 +145,7 @@ class Stack:
     fill = lambda rows: [*rows, *[rows[-1]] * (size - len(rows))]
     place = lambda rows: jax.device_put(
       jax.tree.map(lambda *x: jnp.stack(x), *fill(rows)),
-      sharding.over_batch(self.mesh),
+      sharding.over_batch(self.program.mesh),
     )
     self._given_of = [member.given for member in members]
     values, data = zip(*self._given_of, strict=True)
@@ -160,7 +160,7 @@ class Stack:
   def prepare(self, step: int, state) -> bool:
     del step
     if self.compiled is None:
-      members = sharding.over_batch(self.mesh)
+      members = sharding.over_batch(self.program.mesh)
       self.compiled = compile_step(self._step, state, self._given, members)
     new, self._new = self._new, False
     return new

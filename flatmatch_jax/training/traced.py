@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flatmatch_jax.data import resident
+from flatmatch_jax.system import sharding
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo
 
@@ -42,12 +43,13 @@ def changed(config, values: dict):
 
 def make_functions(config, names, info: DatasetInfo, shape) -> Functions:
   """The program of `config` as a function of the settings `names`."""
-  first = program_lib.create(config, info, shape)
+  mesh = sharding.make_mesh()  # Members are not split.
+  first = program_lib.create(config, info, shape, mesh=mesh)
   sample = program_lib.make_sample(config, first.views, None)
 
   def program(values):
     values = dict(zip(names, values, strict=True))
-    return program_lib.create(changed(config, values), info, shape)
+    return program_lib.create(changed(config, values), info, shape, mesh=mesh)
 
   def init(rng, values):
     return program(values).init(rng)
