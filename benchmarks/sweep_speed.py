@@ -79,7 +79,7 @@ def main():
   split = setup.choose_split(config, dataset)
   mesh = sharding.make_mesh()
   data = resident.place(dataset, split, sharding.replicated(mesh))
-  info = traced.info_of(dataset, split)
+  info = setup.info_of(dataset, split)
   shape = dataset.train_images.shape[1:]
   functions = traced.make_functions(config, NAMES, info, shape)
   single = program.create(config, info, shape)

@@ -108,8 +108,7 @@ def _make_batches(run, dataset, split):
 
   def batches(count):
     data = pipeline.place(dataset, split, everywhere)
-    spec = program.batch_spec(config, views)
-    feed = pipeline.feed(data, spec, 0, over_batch)
+    feed = pipeline.feed(config, views, data, 0, over_batch)
     try:
       for step in range(count):
         yield sharding.settle(sample(next(feed), at(step)))

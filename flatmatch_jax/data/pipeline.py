@@ -13,20 +13,8 @@ import numpy as np
 
 from flatmatch_jax.types import Batch
 
-
-class BatchSpec(NamedTuple):
-  """What batches are made of, for all steps of a run."""
-
-  seed: int
-  steps: int
-  batch_size: int
-  unlabeled_batch_size: int
-  views: tuple[str, ...]  # Of unlabeled images: 'weak', 'weak2', 'strong'.
-  pad: int
-  flip: bool
-  mean: tuple[float, ...]
-  std: tuple[float, ...]
-  operations: int  # Of RandAugment in a strong view.
+Data = Any  # A `Resident` or a `Streaming`: both have `images` and `fixed`.
+Views = tuple[str, ...]
 
 
 class Feed(Protocol):
@@ -41,29 +29,17 @@ class Feed(Protocol):
   def close(self) -> None: ...
 
 
-class Data(Protocol):
-  """A training set, and which of its images play which part."""
-
-  @property
-  def images(self) -> Any:
-    """All of them [N, H, W, C], for `evaluation.batches`."""
-
-  @property
-  def fixed(self) -> Any:
-    """Indices of images with given or fixed labels; None before they are."""
-
-
 class Pipeline(NamedTuple):
   """What training needs of a dataset, as functions."""
 
   # (dataset, split, sharding of arrays that all devices hold)
   place: Callable[[Any, Any, Any], Data]
   # (data, index [F], label [F]): adds the labels of unlabeled images.
-  add_fixed: Callable[[Any, Any, Any], Data]
-  # (data, spec, steps taken, sharding of a batch)
-  feed: Callable[[Any, BatchSpec, int, Any], Feed]
-  # (spec, sharding of a batch or None) -> sample(what a feed gives, key)
-  make_sampler: Callable[[BatchSpec, Any], Callable[[Any, jax.Array], Batch]]
+  add_fixed: Callable[[Data, Any, Any], Data]
+  # (config, views, data, steps taken, sharding of a batch)
+  feed: Callable[[Any, Views, Data, int, Any], Feed]
+  # (config, views, sharding of a batch or None) -> sample(given by a feed, key)
+  make_sampler: Callable[[Any, Views, Any], Callable[[Any, jax.Array], Batch]]
   # (images, sharding as for `place`): images to evaluate on again and again.
   hold: Callable[[Any, Any], Any]
   # Bytes that differ if the images do.

@@ -17,7 +17,7 @@ import numpy as np
 
 from flatmatch_jax.data import augment, crops, records, sources
 from flatmatch_jax.data.frames import Frames
-from flatmatch_jax.data.pipeline import BatchSpec, Pipeline
+from flatmatch_jax.data.pipeline import Pipeline
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch, UserError
@@ -199,16 +199,16 @@ def batches(
     yield Batch(**raw)
 
 
-def feed(data: Streaming, spec: BatchSpec, start: int, over_batch) -> Prefetch:
+def feed(config, views, data: Streaming, start: int, over_batch) -> Prefetch:
   """The batches from step `start` on, as they reach the devices."""
   source = batches(
     data,
-    spec.seed,
+    config.seed,
     start,
-    spec.steps,
-    spec.batch_size,
-    spec.unlabeled_batch_size,
-    spec.views,
+    config.steps,
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
     rows=lambda size: sharding_lib.local_rows(over_batch, size),
   )
   return Prefetch(source, over_batch)
@@ -296,8 +296,13 @@ PIPELINE = Pipeline(
   place=place,
   add_fixed=add_fixed,
   feed=feed,
-  make_sampler=lambda spec, sharding: make_sampler(
-    spec.views, spec.flip, spec.mean, spec.std, sharding, spec.operations
+  make_sampler=lambda config, views, sharding: make_sampler(
+    views,
+    config.flip,
+    config.mean,
+    config.std,
+    sharding,
+    config.strong_operations,
   ),
   hold=lambda images, everywhere: images,
   identity=lambda images: images.records.crc32,

@@ -71,8 +71,8 @@ class Single:
     """
     self.program = program
     self.compiled: Any = None
-    self._placed, self._pipeline, self._data = placed, pipeline, data
-    self._spec = program_lib.batch_spec(config, program.views)
+    self._config, self._placed = config, placed
+    self._pipeline, self._data = pipeline, data
     self._over_batch = sharding.over_batch(program.mesh)
     self._sample = program_lib.make_sample(
       config, program.views, self._over_batch, pipeline
@@ -100,8 +100,9 @@ class Single:
       self.close()
       self._feed = self.compiled = None
     if self._feed is None:
+      views, over_batch = self.program.views, self._over_batch
       self._feed = self._pipeline.feed(
-        self._data, self._spec, step - 1, self._over_batch
+        self._config, views, self._data, step - 1, over_batch
       )
     self._given = next(self._feed)
     if self.compiled is not None:

@@ -31,7 +31,7 @@ from flatmatch_jax.training import estimate, fixed_labels, load, setup
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.training.engine import Engine, Single
 from flatmatch_jax.training.setup import Run
-from flatmatch_jax.types import DatasetInfo, TrainState
+from flatmatch_jax.types import TrainState
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
@@ -70,9 +70,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
 
   # Functions. All that can be refused is, before anything is written.
   image_shape = dataset.train_images.shape[1:]
-  info = DatasetInfo(
-    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
-  )
+  info = setup.info_of(dataset, split)
   program = program_lib.create(config, info, image_shape)
   key = jax.random.key(config.seed)
   shapes = jax.eval_shape(program.init, key)

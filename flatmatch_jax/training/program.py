@@ -11,7 +11,7 @@ import optax
 
 from flatmatch_jax import methods, models
 from flatmatch_jax.data import resident
-from flatmatch_jax.data.pipeline import BatchSpec, Pipeline
+from flatmatch_jax.data.pipeline import Pipeline
 from flatmatch_jax.step import forward, optimizer, probe, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import classify
@@ -124,22 +124,6 @@ def make_optimizer(config, schedule) -> optax.GradientTransformation:
   return make(schedule, config.weight_decay)
 
 
-def batch_spec(config, views: tuple[str, ...]) -> BatchSpec:
-  """What the batches of a config are made of."""
-  return BatchSpec(
-    config.seed,
-    config.steps,
-    config.batch_size,
-    config.unlabeled_batch_size,
-    views,
-    config.pad,
-    config.flip,
-    config.mean,
-    config.std,
-    config.strong_operations,
-  )
-
-
 def make_sample(
   config, views, batch_sharding, pipeline: Pipeline = resident.PIPELINE
 ) -> Callable[[Any, TrainState], Batch]:
@@ -147,7 +131,7 @@ def make_sample(
 
   `given` is what a feed of the pipeline gives.
   """
-  draw = pipeline.make_sampler(batch_spec(config, views), batch_sharding)
+  draw = pipeline.make_sampler(config, views, batch_sharding)
   return lambda given, state: draw(given, train_step.step_keys(state).data)
 
 

@@ -14,7 +14,7 @@ from flatmatch_jax.run import reference, results, watch
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir, as_dict, versions
 from flatmatch_jax.system import distributed, messages, sharding
-from flatmatch_jax.types import TrainState, UserError
+from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 
 
 def choose_split(config, dataset) -> splits.Split:
@@ -29,6 +29,12 @@ def choose_split(config, dataset) -> splits.Split:
     config.unlabeled_imbalance,
     config.num_val,
     config.unlabeled_includes_labeled,
+  )
+
+
+def info_of(dataset, split) -> DatasetInfo:
+  return DatasetInfo(
+    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
   )
 
 

@@ -57,7 +57,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   config = members[0].config
   shape = dataset.train_images.shape[1:]
   functions = traced.make_functions(
-    config, names, traced.info_of(dataset, chosen[0]), shape
+    config, names, setup.info_of(dataset, chosen[0]), shape
   )
   mesh = functions.program.mesh
   everywhere = sharding.replicated(mesh)

@@ -10,6 +10,7 @@ import numpy as np
 from flatmatch_jax.data import resident
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import program as program_lib
+from flatmatch_jax.training import setup
 from flatmatch_jax.types import DatasetInfo
 
 
@@ -78,7 +79,7 @@ def traceable(config, names, dataset, split) -> list[str]:
 
   Not if Python looks at a value, to choose what is computed or its shape.
   """
-  info = info_of(dataset, split)
+  info = setup.info_of(dataset, split)
   shape = dataset.train_images.shape[1:]
   indices = dataset.train_labels, split.labeled, split.unlabeled
   shapes: list[Any] = [
@@ -109,9 +110,3 @@ def traceable(config, names, dataset, split) -> list[str]:
 
 def values_of(config, names) -> list[jax.Array]:
   return [jnp.asarray(get(config, name)) for name in names]
-
-
-def info_of(dataset, split) -> DatasetInfo:
-  return DatasetInfo(
-    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
-  )
