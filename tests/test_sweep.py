@@ -16,7 +16,7 @@ from configs import digits
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import evaluate, methods, sweep
 from flatmatch_jax.data import resident
-from flatmatch_jax.run import progress, watch
+from flatmatch_jax.run import progress, reference, watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import load, loop, setup, stacked, traced
@@ -195,6 +195,21 @@ def test_member_that_stops_is_named_and_leaves_the_others_alone(
   done = [(tmp_path / name / 'result.json').exists() for name in names]
   assert done == [True, False, True]
   assert Workdir(str(tmp_path / names[1])).metrics()[-1]['step'] < STEPS
+
+
+def test_members_are_traced_and_compared_with_earlier_runs(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  band = reference.Band([50.0, 51.0, 52.0], [7, 8, 9], 0.1)
+  monkeypatch.setattr(reference, 'find', lambda *args: {4: band})
+  config = make_config('supervised', steps=4, eval_every=4, probe_every=0)
+  config.profile_steps = 1
+  sweep.sweep(config, str(tmp_path), {'seed': [0, 1]}, at_once=2)
+  said = capsys.readouterr().err
+  for seed in (0, 1):
+    assert f'seed={seed}: step 4 has a test error of' in said
+  assert said.count('Steps 3 to 3 are traced') == 1
+  assert list(tmp_path.glob('seed=0/tensorboard/plugins/profile/*/*.json.gz'))
 
 
 def test_sweep_ends_when_all_members_have_stopped(

@@ -110,9 +110,10 @@ class Phases:
     self._last = now
 
   def tell(self) -> None:
+    """Prints them, unless it took less than a second: a sweep starts often."""
     parts = ', '.join(f'{k} {v:.1f}' for k, v in self._phases.items())
-    total = sum(self._phases.values())
-    messages.say(f'The first step was done after {total:.1f} s: {parts}.')
+    if (total := sum(self._phases.values())) >= 1:
+      messages.say(f'The first step was done after {total:.1f} s: {parts}.')
 
 
 def use_compilation_cache(folder: str) -> None:
