@@ -286,13 +286,13 @@ def finish(run: Run, skipped: int, seconds: float, speed: float) -> None:
   messages.say(results.describe(files))
 
 
-def stop(signal: int | None, step: int) -> NoReturn:
+def stop(signal: int, step: int) -> NoReturn:
   """Ends the process as one that was asked to stop."""
   messages.say(
     f'Stopped by signal {signal}; step {step} is saved. '
-    'The same command goes on from there.'
+    'The same command resumes from there.'
   )
-  raise SystemExit(128 + (signal or 0))
+  raise SystemExit(128 + signal)
 
 
 def evaluate(classify, state, sets) -> dict[str, float]:

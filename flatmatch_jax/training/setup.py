@@ -112,7 +112,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
       raise UserError(
         f'{files.path} holds a run on other data: {name} there differs from '
         'what config.data_dir and config.labels_file give now. Use another '
-        '--workdir, or the same data to go on.'
+        '--workdir, or the same data to resume.'
       )
   files.write('config.json', as_dict(config))
   for name, content in description.items():
@@ -121,7 +121,7 @@ def write_description(files: Workdir, config, dataset, split) -> None:
     files.write('versions.json', versions())
   elif changed := files.read('versions.json').items() - versions().items():
     messages.say(
-      'The run began with other versions, so it may not go on to the bit: '
+      'The run began with other versions, so it may not resume bit for bit: '
       f'{", ".join(" ".join(item) for item in sorted(changed))}.'
     )
 
