@@ -20,7 +20,7 @@ from flatmatch_jax import data
 from flatmatch_jax.data import splits
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, startup
-from flatmatch_jax.training import load, loop
+from flatmatch_jax.training import load, loop, setup
 from flatmatch_jax.types import UserError
 
 METHODS = ('supervised', 'flatmatch')
@@ -54,7 +54,7 @@ def errors_of(args, seed: int) -> dict[str, float]:
   dataset = data.from_config(config)
   if not len(dataset.test_labels):
     raise UserError('There are no test images to measure errors on.')
-  split = loop.choose_split(config, dataset)
+  split = setup.choose_split(config, dataset)
   errors = {'logistic regression': logistic_regression(dataset, split)}
   for method in METHODS:
     workdir = pathlib.Path(args.out) / f'{method}-{seed}'

@@ -27,7 +27,7 @@ from configs import digits
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.data import resident
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import loop, program, stacked, traced
+from flatmatch_jax.training import program, setup, stacked, traced
 
 NAMES = ['recipe_args.rho']
 
@@ -76,10 +76,10 @@ def main():
   config = digits.get_config()
   config.model = args.model
   dataset = data_lib.from_config(config)
-  split = loop.choose_split(config, dataset)
+  split = setup.choose_split(config, dataset)
   mesh = sharding.make_mesh()
   data = resident.place(dataset, split, sharding.replicated(mesh))
-  info = traced.info_of(dataset, split)
+  info = setup.info_of(dataset, split)
   shape = dataset.train_images.shape[1:]
   functions = traced.make_functions(config, NAMES, info, shape)
   single = program.create(config, info, shape)

@@ -120,7 +120,7 @@ def host_seconds(step: Timed) -> tuple[float, float]:
   """CPU seconds of the loop's thread, and seconds by the clock, a step."""
   progress = Progress([], 0, _HOST_STEPS, 1)
   watcher = watch.Watch(cifar10.get_config(), np.full(10, 0.1))
-  feed = resident.feed(step._given[0])
+  feed = resident.Feed(step._given[0])
   state, pending = step.state, None
   jax.block_until_ready(state)
   with signals.stop_requests() as request:

@@ -38,6 +38,7 @@ from ml_collections import config_flags
 from benchmarks import hlo, steps
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from flatmatch_jax import data as data_lib
+from flatmatch_jax.data import resident, streaming
 from flatmatch_jax.paper import cost
 from flatmatch_jax.system import cli, files, sharding
 from flatmatch_jax.training import program as program_lib
@@ -74,7 +75,8 @@ def lower(config, mesh):
   over_batch = sharding.over_batch(mesh)
   data = abstract_data(config, program.views, mesh)
   streams = isinstance(data, Batch)
-  sample = program_lib.make_sample(config, program.views, over_batch, streams)
+  pipeline = streaming.PIPELINE if streams else resident.PIPELINE
+  sample = program_lib.make_sample(config, program.views, over_batch, pipeline)
   shapes = jax.eval_shape(program.init, jax.eval_shape(jax.random.key, 0))
   out = sharding.of_state(mesh, shapes), sharding.replicated(mesh)
   step = lambda state, data: program.step(state, sample(data, state))

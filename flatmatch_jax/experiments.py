@@ -54,7 +54,7 @@ def trace(config) -> None:
   state = jax.eval_shape(made.init, jax.eval_shape(jax.random.key, 0))
   fixes = bool(cost.fix_at(config))
   batch = abstract_batch(config, made.views, fixes)
-  if fixes:
+  if fixes and made.pretrain_step:
     jax.eval_shape(made.pretrain_step, state, batch._replace(fixed=None))
   after, _ = jax.eval_shape(made.step, state, batch)
   if jax.tree.map(_kind, after) != jax.tree.map(_kind, state):

@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 from absl import app, flags
 import jax
 from ml_collections import config_flags
-import numpy as np
 
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.run import watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages, startup
 from flatmatch_jax.training import config as config_lib
-from flatmatch_jax.training import loop, stacked, traced
+from flatmatch_jax.training import fixed_labels, loop, setup, stacked, traced
 from flatmatch_jax.types import UserError
 
 # Fields that nothing but the compiled step reads. Whether it can take them as
@@ -150,11 +149,12 @@ def _train_group(members: list[Member], names, at_once) -> None:
   """Members that have at least the data in common."""
   config = members[0].config
   dataset = data_lib.from_config(config)
-  pairs = [(m, loop.choose_split(m.config, dataset)) for m in members]
-  streams = not isinstance(dataset.train_images, np.ndarray)
+  pairs = [(m, setup.choose_split(m.config, dataset)) for m in members]
+  shared = data_lib.pipeline_of(dataset).shared
   # Whether labels are fixed depends on settings that no step reads.
   alone = [
-    streams or bool(loop.step_of_fixing(m.config, len(split.labeled)))
+    not shared
+    or bool(fixed_labels.step_of_fixing(m.config, len(split.labeled)))
     for m, split in pairs
   ]
   for (member, _), is_alone in zip(pairs, alone, strict=True):

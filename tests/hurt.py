@@ -24,10 +24,10 @@ from orbax.checkpoint._src.path import async_path
 import tqdm.std
 
 from flatmatch_jax.run import progress
-from flatmatch_jax.training import loop
+from flatmatch_jax.training import engine, loop
 
 PLACES = {
-  'compile': [(loop, 'compile_and_tell')],
+  'compile': [(engine, 'compile_step')],
   'step': [(progress.Progress, 'step')],
   'evaluate': [(loop, 'evaluate')],
   'write': [

@@ -24,7 +24,7 @@ from flatmatch_jax.analysis import (
   summary,
 )
 from flatmatch_jax.step import probe
-from flatmatch_jax.training import loop
+from flatmatch_jax.training import setup
 
 
 def small_params(seed=0):
@@ -286,7 +286,7 @@ def test_held_out_images_are_of_all_classes_where_these_come_in_order():
     }
   )
   sets = {'': (images.astype(np.uint8), labels)}
-  pixels, chosen = loop.probe_images(config, sets)
+  pixels, chosen = setup.probe_images(config, sets)
   assert len(chosen) == 10
   np.testing.assert_array_equal(np.bincount(chosen), [2] * 5)
   np.testing.assert_allclose(255 * pixels[:, 0, 0, 0], chosen, rtol=1e-5)

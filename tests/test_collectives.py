@@ -13,7 +13,7 @@ from benchmarks import hlo, steps
 from configs import cifar10
 from flatmatch_jax.data import augment
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import loop, program
+from flatmatch_jax.training import engine, program
 from flatmatch_jax.types import DatasetInfo
 
 CLASSES = 10
@@ -48,7 +48,7 @@ def compile_step(method, layout, batch_size):
   data = steps.data_shapes(IMAGES, SHAPE, 40, mesh)
   over_batch = sharding.over_batch(mesh)
   sample = program.make_sample(config, made.views, over_batch)
-  compiled = loop.compile_and_tell(
+  compiled = engine.compile_step(
     lambda state, data: made.step(state, sample(data, state)),
     sharding.abstract_state(mesh, shapes),
     data,

@@ -85,7 +85,7 @@ def compiled_prepare(name):
       outputs, _ = setup.forward(params, state.batch_stats, {'images': images})
       return outputs['images']
 
-    _, rng = train_step.step_keys(state)
+    rng = train_step.step_keys(state).method
     views, targets = setup.method.prepare(predict, state, batch, rng)
     targets.pop('feedback', None)
     teacher, _ = setup.forward(state.params, state.batch_stats, views)

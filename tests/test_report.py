@@ -121,7 +121,7 @@ def fake_predictions(classes=4, size=8, count=200):
       for name, rows in predictions.choose(probs, labels).items()
     },
     views=dict.fromkeys(('image', 'weak 1', 'strong 1'), images[:6]),
-    streams=False,
+    cropped=False,
   )
 
 

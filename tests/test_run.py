@@ -36,7 +36,7 @@ from runs import (
 from flatmatch_jax import data
 from flatmatch_jax.data import splits
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.training import load, loop
+from flatmatch_jax.training import load, setup
 
 
 def run_on_terminal(folder, args):
@@ -460,7 +460,7 @@ def test_split_of_another_run_is_a_labels_file(jobs, folder):
   config = Workdir(folder / 'finished').config()
   config.labels = 20
   config.labels_file = str(folder / 'from-file' / 'split.json')
-  split = loop.choose_split(config, data.load('digits'))
+  split = setup.choose_split(config, data.load('digits'))
   assert split.labeled.tolist() == json.loads(
     (folder / 'mine.json').read_text()
   )

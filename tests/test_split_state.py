@@ -17,7 +17,7 @@ from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import classify, load, loop
+from flatmatch_jax.training import classify, engine, load, loop
 from flatmatch_jax.types import UserError
 
 
@@ -255,10 +255,10 @@ def test_run_moves_to_another_mesh_and_copies_nothing_from_the_host(
   tmp_path, monkeypatch, stopped_after
 ):
   monkeypatch.setattr(models, 'create', create)
-  compile_and_tell, seen = loop.compile_and_tell, []
+  compile_step, seen = engine.compile_step, []
 
   def guarded(*args):
-    compiled = compile_and_tell(*args)
+    compiled = compile_step(*args)
 
     def step(state, given):
       seen.append(given)
@@ -268,7 +268,7 @@ def test_run_moves_to_another_mesh_and_copies_nothing_from_the_host(
     step.cost_analysis = compiled.cost_analysis
     return step
 
-  monkeypatch.setattr(loop, 'compile_and_tell', guarded)
+  monkeypatch.setattr(engine, 'compile_step', guarded)
   # Without strong views, which take longest to compile.
   config = digits.get_config('method=pseudo_label+flatmatch_e')
   config.batch_size, config.unlabeled_batch_size = 8, 16

@@ -353,7 +353,7 @@ def test_report_shows_streamed_images(dataset, monkeypatch):
     pictures, 'pairs', lambda images, *args: {'image': images}
   )
   found = predictions.predict(None)
-  assert found.streams
+  assert found.cropped
   every = dataset.test_images[:]
   for images, rows in found.examples.values():
     np.testing.assert_array_equal(images, every[rows])

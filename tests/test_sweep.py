@@ -16,10 +16,10 @@ from configs import digits
 from flatmatch_jax import data as data_lib
 from flatmatch_jax import evaluate, methods, sweep
 from flatmatch_jax.data import resident
-from flatmatch_jax.run import progress, watch
+from flatmatch_jax.run import progress, reference, watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
-from flatmatch_jax.training import load, loop, stacked, traced
+from flatmatch_jax.training import load, loop, setup, stacked, traced
 from flatmatch_jax.types import UserError
 
 STEPS = 6
@@ -197,6 +197,21 @@ def test_member_that_stops_is_named_and_leaves_the_others_alone(
   assert Workdir(str(tmp_path / names[1])).metrics()[-1]['step'] < STEPS
 
 
+def test_members_are_traced_and_compared_with_earlier_runs(
+  tmp_path, monkeypatch, capsys, compiled
+):
+  band = reference.Band([50.0, 51.0, 52.0], [7, 8, 9], 0.1)
+  monkeypatch.setattr(reference, 'find', lambda *args: {4: band})
+  config = make_config('supervised', steps=4, eval_every=4, probe_every=0)
+  config.profile_steps = 1
+  sweep.sweep(config, str(tmp_path), {'seed': [0, 1]}, at_once=2)
+  said = capsys.readouterr().err
+  for seed in (0, 1):
+    assert f'seed={seed}: step 4 has a test error of' in said
+  assert said.count('Steps 3 to 3 are traced') == 1
+  assert list(tmp_path.glob('seed=0/tensorboard/plugins/profile/*/*.json.gz'))
+
+
 def test_sweep_ends_when_all_members_have_stopped(
   tmp_path, monkeypatch, capsys, compiled
 ):
@@ -228,14 +243,14 @@ def test_request_to_stop_is_kept_when_the_last_member_stops(
   tmp_path, monkeypatch, capsys, compiled
 ):
   monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
-  still_live = stacked._still_live
+  still_live = loop.still_live
 
   def interrupted(*args):
     if not (live := still_live(*args)):
       os.kill(os.getpid(), signal.SIGTERM)
     return live
 
-  monkeypatch.setattr(stacked, '_still_live', interrupted)
+  monkeypatch.setattr(loop, 'still_live', interrupted)
   config = make_config('supervised', eval_every=4, probe_every=0)
   config.max_skipped = 0
   rates = {'learning_rate': [1e30, 2e30]}
@@ -410,7 +425,7 @@ def test_numbers_of_every_method_are_traced(name, monkeypatch):
   config = make_config(name)
   config.batch_size = config.unlabeled_batch_size = 8
   dataset = data_lib.from_config(config)
-  split = loop.choose_split(config, dataset)
+  split = setup.choose_split(config, dataset)
   names = ['learning_rate', 'weight_decay', 'ema_decay', 'bn_momentum']
   names += [
     f'method_args.{key}'

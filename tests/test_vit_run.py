@@ -11,7 +11,7 @@ from configs import digits
 from flatmatch_jax import models
 from flatmatch_jax.models import vit
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.training import loop, program
+from flatmatch_jax.training import loop, program, setup
 from flatmatch_jax.types import DatasetInfo
 
 
@@ -53,8 +53,8 @@ def config(tmp_path, monkeypatch):
 
 def test_weights_start_the_network_and_its_average(config):
   state = _create(config)
-  loaded = loop.start_from(
-    loop.read_weights(config.pretrained, state.params), state
+  loaded = setup.start_from(
+    setup.read_weights(config.pretrained, state.params), state
   )
   for tree in (loaded.params, loaded.ema_params):
     for name in ('patch', 'block1', 'block2', 'norm', 'cls', 'position'):

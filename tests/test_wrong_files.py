@@ -22,7 +22,7 @@ from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, sharding
-from flatmatch_jax.training import loop, program
+from flatmatch_jax.training import fixed_labels, loop, program, setup
 from flatmatch_jax.types import DatasetInfo, UserError
 
 
@@ -268,8 +268,8 @@ def runs(tmp_path_factory):
     )
     config.model = model
     files = Workdir(folder / model)
-    split = loop.choose_split(config, dataset)
-    loop.write_description(files, config, dataset, split)
+    split = setup.choose_split(config, dataset)
+    setup.write_description(files, config, dataset, split)
     made = program.create(config, DatasetInfo(10, 1437, 1437), (8, 8, 1))
     everywhere = sharding.replicated(sharding.make_mesh())
     init = jax.jit(made.init, out_shardings=everywhere)
@@ -406,7 +406,7 @@ def test_changed_labels_that_were_fixed_are_refused(change, tmp_path):
     train_labels=[0] * 20, class_names=[*range(10)]
   )
   with pytest.raises(UserError, match=r'fixed\.json is not what .* Put back'):
-    loop.add_fixed(config, Workdir(tmp_path), None, dataset, None, state, None)
+    fixed_labels.choose(config, Workdir(tmp_path), None, dataset, None, state)
 
 
 def test_labels_fixed_before_there_was_a_checksum_are_taken():

@@ -14,7 +14,7 @@ from flatmatch_jax import methods
 from flatmatch_jax.step import recipes
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import config as config_lib
-from flatmatch_jax.training import loop, rules
+from flatmatch_jax.training import loop, rules, setup
 from flatmatch_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def start(monkeypatch, *args):
   def work(*args):
     raise AssertionError('work has begun')
 
-  monkeypatch.setattr(loop, 'write_description', work)
+  monkeypatch.setattr(setup, 'write_description', work)
   with cli.errors_as_lines():
     cli.set_default_config(ROOT / 'configs' / 'digits.py')
     cli.parse_flags(sys.argv)

@@ -10,11 +10,11 @@ from jax.tree_util import Partial
 import numpy as np
 from PIL import Image
 
-from flatmatch_jax.data import augment, resident, splits, streaming
+from flatmatch_jax.data import augment, pipeline_of, splits
 from flatmatch_jax.methods import losses
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import loop, program
+from flatmatch_jax.training import program, setup
 from flatmatch_jax.training.load import Run, load_data, load_run
 from flatmatch_jax.types import Batch, UserError
 
@@ -56,7 +56,7 @@ def load(
       f'config.microbatches={run.config.microbatches} of {files.path}.'
     )
   dataset = load_data(run, data_dir)
-  split = loop.choose_split(run.config, dataset)
+  split = setup.choose_split(run.config, dataset)
   rng = np.random.default_rng(0)
   pixels, labels = {}, {}
   for name, pool in (
@@ -102,17 +102,13 @@ def _make_batches(run, dataset, split):
   config, views = run.config, run.program.views
   mesh = sharding.make_mesh()
   over_batch, everywhere = sharding.over_batch(mesh), sharding.replicated(mesh)
-  streams = not isinstance(dataset.train_images, np.ndarray)
-  sample = jax.jit(program.make_sample(config, views, over_batch, streams))
+  pipeline = pipeline_of(dataset)
+  sample = jax.jit(program.make_sample(config, views, over_batch, pipeline))
   at = lambda step: dataclasses.replace(run.state, step=jnp.int32(step))
 
   def batches(count):
-    data: Any = (
-      streaming.place(dataset, split)
-      if streams
-      else resident.place(dataset, split, everywhere)
-    )
-    feed = loop.open_feed(config, views, data, 0, over_batch)
+    data = pipeline.place(dataset, split, everywhere)
+    feed = pipeline.feed(config, views, data, 0, over_batch)
     try:
       for step in range(count):
         yield sharding.settle(sample(next(feed), at(step)))

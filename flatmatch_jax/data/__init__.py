@@ -8,7 +8,9 @@ import zlib
 
 import numpy as np
 
-from flatmatch_jax.data import arrays, folder, sources, streaming
+from flatmatch_jax.data import arrays, folder, resident, sources, streaming
+from flatmatch_jax.data.frames import Frames
+from flatmatch_jax.data.pipeline import Pipeline
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.types import UserError
 
@@ -19,6 +21,7 @@ __all__ = [
   'fingerprint',
   'from_config',
   'load',
+  'pipeline_of',
 ]
 
 
@@ -65,17 +68,22 @@ def load(
   return SOURCES[name].loader(data_dir, **options)._replace(name=name)
 
 
+def pipeline_of(dataset: Dataset) -> Pipeline:
+  """How the dataset becomes batches; the one place that looks at its kind."""
+  streams = isinstance(dataset.train_images, Frames)
+  return streaming.PIPELINE if streams else resident.PIPELINE
+
+
 def fingerprint(dataset: Dataset) -> str:
   """A checksum of all labels and pixels; of streams, of the encoded images."""
+  identity = pipeline_of(dataset).identity
   checksum = 0
   for part in (
     dataset.train_labels,
     dataset.test_labels,
-    dataset.train_images,
-    dataset.test_images,
+    identity(dataset.train_images),
+    identity(dataset.test_images),
   ):
-    if not isinstance(part, np.ndarray):
-      part = part.records.crc32
     checksum = zlib.crc32(np.ascontiguousarray(part).data, checksum)
   return f'{checksum:08x}'
 
@@ -87,8 +95,7 @@ def from_config(config) -> Dataset:
     config.dataset, config.data_dir, **{name: config[name] for name in fields}
   )
   *sides, channels = dataset.train_images.shape[1:]
-  resident = isinstance(dataset.train_images, np.ndarray)
-  if resident and config.pad >= min(sides):
+  if pipeline_of(dataset).pads and config.pad >= min(sides):
     raise UserError(
       f'config.pad={config.pad} must be below the {min(sides)} pixels of the '
       'smaller side of the images; set --config.pad.'

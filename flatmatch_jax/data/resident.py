@@ -4,7 +4,6 @@ There is no input pipeline and no iterator state: indices, crops and
 RandAugment are drawn inside the compiled step, so a run resumes exactly.
 """
 
-from collections.abc import Generator
 from typing import NamedTuple
 
 import flax.struct
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from flatmatch_jax.data import augment
+from flatmatch_jax.data.pipeline import Pipeline
 from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch
 
@@ -69,10 +69,19 @@ def place(dataset, split, everywhere) -> Resident:
   )
 
 
-def feed(data: Resident) -> Generator[Resident, None, None]:
-  """What the compiled step takes at each step: always all of it."""
-  while True:
-    yield data
+class Feed:
+  """Gives the compiled step the same at each step: all of the data."""
+
+  waited = 0.0
+
+  def __init__(self, data: Resident):
+    self._data = data
+
+  def __next__(self) -> Resident:
+    return self._data
+
+  def close(self) -> None:
+    pass
 
 
 def add_fixed(data: Resident, index, label) -> Resident:
@@ -135,3 +144,25 @@ def make_sampler(
     return constrain(Batch(labeled, unlabeled, fixed))
 
   return sample
+
+
+PIPELINE = Pipeline(
+  place=place,
+  add_fixed=add_fixed,
+  feed=lambda config, views, data, start, over_batch: Feed(data),
+  make_sampler=lambda config, views, sharding: make_sampler(
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
+    config.pad,
+    config.flip,
+    config.mean,
+    config.std,
+    sharding,
+    config.strong_operations,
+  ),
+  hold=sharding_lib.place,
+  identity=lambda images: images,
+  shared=True,
+  pads=True,
+)

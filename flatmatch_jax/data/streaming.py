@@ -17,6 +17,9 @@ import numpy as np
 
 from flatmatch_jax.data import augment, crops, records, sources
 from flatmatch_jax.data.frames import Frames
+from flatmatch_jax.data.pipeline import Pipeline
+from flatmatch_jax.data.prefetch import Prefetch
+from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch, UserError
 
 Rows = Callable[[int], Sequence[int] | np.ndarray]
@@ -85,8 +88,9 @@ def from_tfds(
   )
 
 
-def place(dataset, split) -> Streaming:
+def place(dataset, split, everywhere=None) -> Streaming:
   """The streams of a dataset, with the indices of its `split`."""
+  del everywhere  # The host has them.
   return Streaming(
     images=dataset.train_images,
     labels=dataset.train_labels,
@@ -195,6 +199,21 @@ def batches(
     yield Batch(**raw)
 
 
+def feed(config, views, data: Streaming, start: int, over_batch) -> Prefetch:
+  """The batches from step `start` on, as they reach the devices."""
+  source = batches(
+    data,
+    config.seed,
+    start,
+    config.steps,
+    config.batch_size,
+    config.unlabeled_batch_size,
+    views,
+    rows=lambda size: sharding_lib.local_rows(over_batch, size),
+  )
+  return Prefetch(source, over_batch)
+
+
 def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
   def part(number, name, pool, labels, size, views=('weak',)):
     return _Part(number, name, pool, labels, size, views)
@@ -271,3 +290,22 @@ def _stream(images: Frames, part: _Part, seed, start, stop, rows):
     row, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
   )
   return mapped.batch(count, drop_remainder=True)
+
+
+PIPELINE = Pipeline(
+  place=place,
+  add_fixed=add_fixed,
+  feed=feed,
+  make_sampler=lambda config, views, sharding: make_sampler(
+    views,
+    config.flip,
+    config.mean,
+    config.std,
+    sharding,
+    config.strong_operations,
+  ),
+  hold=lambda images, everywhere: images,
+  identity=lambda images: images.records.crc32,
+  shared=False,
+  pads=False,
+)

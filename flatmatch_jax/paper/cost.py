@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flatmatch_jax import methods
 from flatmatch_jax.step import recipes
-from flatmatch_jax.training import loop
+from flatmatch_jax.training import fixed_labels
 
 # Training images, and their shape.
 IMAGES = {
@@ -81,4 +81,4 @@ def images_per_step(config, method, name):
 def fix_at(config) -> int:
   """After how many steps the config fixes labels; 0 if it does not."""
   num_labeled = sys.maxsize if config.labels == 'all' else config.labels
-  return loop.step_of_fixing(config, num_labeled)
+  return fixed_labels.step_of_fixing(config, num_labeled)

@@ -19,7 +19,8 @@ from flatmatch_jax.report.page import (
   table,
   tag,
 )
-from flatmatch_jax.report.runs import RunFiles, series
+from flatmatch_jax.report.runs import RunFiles
+from flatmatch_jax.run.panels import PANELS, series
 from flatmatch_jax.run.settings import differences
 from flatmatch_jax.step import recipes
 
@@ -32,18 +33,6 @@ ERRORS = {
   'val_error_median20': 'validation, median of last 20 at most',
   'val_error_best': 'validation, best',
 }
-PANELS = (
-  ('Test error', 'error, %', 'error'),
-  ('Validation error', 'error, %', 'val_error'),
-  ('Labeled loss', 'loss, nats', 'labeled_loss'),
-  ('Unlabeled loss', 'loss, nats', 'unlabeled_loss'),
-  ('Used pseudo-labels', charts.SHARE, 'used_fraction'),
-  ('Right among the used', charts.SHARE, 'pseudo_label_accuracy'),
-  ('Gradient norm', 'norm', 'gradient_norm'),
-  ('Angle of labeled to total gradient', 'angle, degrees', 'gradient_angle'),
-  ('Cross-sharpness', 'rise of the loss, nats', 'cross_sharpness'),
-  ('Held-out sharpness', 'rise of the loss, nats', 'held_out_sharpness'),
-)
 
 
 class Group(NamedTuple):
@@ -219,8 +208,11 @@ def curves(groups: list[Group]) -> Html:
   parts = []
   for (data, labels), members in alike.items():
     panels = [
-      charts.curves(title, [_mean_line(g, key) for g in members], unit, False)
-      for title, unit, key in PANELS
+      charts.curves(
+        title, [_mean_line(g, key) for g in members], panel.unit, False
+      )
+      for panel in PANELS
+      for key, title in panel.compared.items()
     ]
     if any(panels):
       names = [

@@ -51,7 +51,7 @@ def augmentations(found: Predictions) -> Html:
     ]
     rows.append(tag('tr', tag('th', name, scope='row'), *cells))
   text = 'Training images, one a column, and what training makes of them.'
-  if found.streams:
+  if found.cropped:
     text += ' Random crops, which streamed images go through, are not shown.'
   body = tag('table', tag('tbody', *rows), class_='views')
   return join(note(text), scrolling('augmented images', body))

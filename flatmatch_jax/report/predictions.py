@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flatmatch_jax import data
 from flatmatch_jax.data import Dataset, pictures, splits
 from flatmatch_jax.training import classify, load
 
@@ -27,7 +28,7 @@ class Predictions(NamedTuple):
   probabilities: np.ndarray  # [N, K]
   examples: dict[str, Examples]
   views: dict[str, np.ndarray]  # Rows of augmented images, by name.
-  streams: bool
+  cropped: bool  # In training, at random; `views` are not.
 
   @property
   def report(self) -> dict:
@@ -51,7 +52,7 @@ def predict(files, data_dir: str | None = None) -> Predictions:
       for name, index in choose(probabilities, np.asarray(labels)).items()
     },
     views=augmented(run.config, dataset),
-    streams=not isinstance(dataset.train_images, np.ndarray),
+    cropped=not data.pipeline_of(dataset).pads,
   )
 
 

@@ -10,7 +10,6 @@ from flatmatch_jax.types import UserError
 
 # Datasets whose images depend on more than their name.
 _OWN = {'folder': 'data_dir', 'npz': 'data_dir', 'tfds': 'tfds_name'}
-_FRACTIONS = ('used_fraction', 'largest_class')  # Of metrics.jsonl.
 _NEEDED = (
   'dataset',
   'method',
@@ -110,16 +109,3 @@ def read(path: str) -> RunFiles:
     result=result or results.errors(rows),
     finished=bool(result),
   )
-
-
-def series(rows: list[dict], key: str) -> tuple[list, list]:
-  """Steps and values of a metric, where it was logged; null stays None.
-
-  Fractions are in percent, like what they stand beside.
-  """
-  factor = 100 if key in _FRACTIONS else 1
-  known = lambda value: isinstance(value, int | float)
-  there = [row for row in rows if key in row]
-  return [row['step'] for row in there], [
-    factor * row[key] if known(row[key]) else None for row in there
-  ]

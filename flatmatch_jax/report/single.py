@@ -24,74 +24,12 @@ from flatmatch_jax.report.page import (
   tag,
 )
 from flatmatch_jax.report.predictions import Predictions
-from flatmatch_jax.report.runs import RunFiles, series
+from flatmatch_jax.report.runs import RunFiles
 from flatmatch_jax.run import reference, results
+from flatmatch_jax.run.panels import PANELS, series
 from flatmatch_jax.run.workdir import flatten
 from flatmatch_jax.types import UserError
 
-# Title, unit, and the metrics by the names of their lines.
-PANELS = (
-  (
-    'Error',
-    'error, %',
-    {
-      'error': 'test, averaged weights',
-      'error_raw': 'test, raw weights',
-      'val_error': 'validation, averaged weights',
-      'val_error_raw': 'validation, raw weights',
-    },
-  ),
-  (
-    'Loss',
-    'loss, nats',
-    {
-      'labeled_loss': 'labeled, at θ',
-      'unlabeled_loss': 'unlabeled, at θ',
-      'worst_loss': 'worst row, at θ + ε',
-    },
-  ),
-  (
-    'Pseudo-labels',
-    charts.SHARE,
-    {
-      'used_fraction': 'used, of all',
-      'pseudo_label_accuracy': 'right, of the used',
-      'largest_class': 'in the most guessed class',
-    },
-  ),
-  ('Threshold', 'confidence', {'threshold': 'threshold'}),
-  (
-    'Gradient norms',
-    'norm',
-    {
-      'gradient_norm': 'of the step',
-      'labeled_gradient_norm': 'labeled loss',
-      'unlabeled_gradient_norm': 'unlabeled loss',
-      'total_gradient_norm': 'their sum',
-      'offset_norm': 'offset ε',
-    },
-  ),
-  (
-    'Angle of labeled to total gradient',
-    'angle, degrees',
-    {'gradient_angle': 'labeled against total'},
-  ),
-  (
-    'Sharpness',
-    'rise of the loss, nats',
-    {
-      'sharpness': 'labeled loss',
-      'cross_sharpness': 'unlabeled loss (cross-sharpness)',
-      'held_out_sharpness': 'held-out images',
-    },
-  ),
-  (
-    'Calibration error',
-    'error, %',
-    {'calibration_error': 'test', 'val_calibration_error': 'validation'},
-  ),
-  ('Learning rate', 'learning rate', {'learning_rate': 'learning rate'}),
-)
 # Drawn elsewhere, or the same as another but for rare classes.
 _ELSEWHERE = ('step', 'class_histogram', 'balanced_error', 'val_balanced_error')
 _RECENT = 10  # Rows of metrics.jsonl that a histogram is the mean of.
@@ -190,12 +128,12 @@ def summary(run: RunFiles, found: Predictions | None) -> Html:
 def curves(run: RunFiles) -> Html:
   rows, known = run.rows, set(_ELSEWHERE)
   panels = []
-  for title, unit, keys in PANELS:
-    known |= keys.keys()
-    lines = [_line(rows, key, name) for key, name in keys.items()]
-    if 'error' in keys:
+  for panel in PANELS:
+    known |= panel.lines.keys()
+    lines = [_line(rows, key, name) for key, name in panel.lines.items()]
+    if 'error' in panel.lines:
       lines += _expected(run)
-    panels.append(charts.curves(title, lines, unit))
+    panels.append(charts.curves(panel.title, lines, panel.unit))
   for key in dict.fromkeys(key for row in rows for key in row):
     # Such as the number of skipped steps, which is hoped to stay zero.
     if key not in known and any(row.get(key) for row in rows):

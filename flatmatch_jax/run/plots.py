@@ -2,6 +2,7 @@
 
 import pathlib
 
+from flatmatch_jax.run.panels import IN_PICTURE, series
 from flatmatch_jax.run.reference import Band
 from flatmatch_jax.system import files
 
@@ -15,11 +16,6 @@ def _figure(columns: int, width: float = 4.6):
   return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
-def _series(rows, key):
-  points = [(r['step'], r[key]) for r in rows if r.get(key) is not None]
-  return zip(*points, strict=True) if points else None
-
-
 def curves(
   rows: list[dict],
   title: str,
@@ -30,40 +26,25 @@ def curves(
 
   `bands` are where earlier runs let expect the test error.
   """
-  figure, axes = _figure(3)
-  panels = (
-    (
-      'error, %',
-      {
-        'error': 'test, averaged weights',
-        'error_raw': 'test, raw weights',
-        'val_error': 'validation, averaged weights',
-      },
-    ),
-    (
-      'loss',
-      {
-        'labeled_loss': 'labeled, at θ',
-        'unlabeled_loss': 'unlabeled, at θ',
-        'worst_loss': 'worst row, at θ + ε',
-      },
-    ),
-    (
-      'pseudo-labels',
-      {'used_fraction': 'used fraction', 'threshold': 'threshold'},
-    ),
-  )
-  for axis, (label, keys) in zip(axes, panels, strict=True):
-    for key, name in keys.items():
-      if series := _series(rows, key):
+  there = [
+    panel
+    for panel in IN_PICTURE
+    if any(row.get(key) is not None for row in rows for key in panel.lines)
+  ]
+  there = there or [IN_PICTURE[0]]  # If no number was finite.
+  figure, axes = _figure(len(there))
+  for axis, panel in zip(axes, there, strict=True):
+    for key, name in panel.lines.items():
+      steps, values = series(rows, key)
+      if any(value is not None for value in values):
         # A line of few points would hardly be seen, and of one not at all.
         few = '.' if len(rows) < 20 else ''
-        axis.plot(*series, label=name, linewidth=1.4, marker=few)
-    if bands and 'error' in keys:
+        axis.plot(steps, values, label=name, linewidth=1.4, marker=few)
+    if bands and 'error' in panel.lines:
       low, high = zip(*((b.low, b.high) for b in bands.values()), strict=True)
       expected = {'label': 'expected by earlier runs', 'color': '0.85'}
       axis.fill_between(list(bands), low, high, **expected)
-    axis.set(xlabel='step', ylabel=label)
+    axis.set(title=panel.title, xlabel='step', ylabel=panel.unit)
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     axis.grid(alpha=0.3)
     if axis.lines:
@@ -77,12 +58,10 @@ def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
   """Test error over steps, one line a method: its mean over seeds."""
   figure, (axis,) = _figure(1, width=6.6)
   for number, (name, seeds) in enumerate(runs.items()):
-    series = [list(_series(rows, 'error')) for rows in seeds]
-    steps = series[0][0]
-    mean = [
-      sum(values) / len(series)
-      for values in zip(*(s[1] for s in series), strict=True)
-    ]
+    columns = [series(rows, 'error') for rows in seeds]
+    steps = columns[0][0]
+    errors = zip(*(values for _, values in columns), strict=True)
+    mean = [sum(values) / len(seeds) for values in errors]
     # Ten colours, then the same in dashes.
     style = {
       'color': f'C{number % 10}',

@@ -93,12 +93,18 @@ def find(config: dict, images: str) -> dict[int, Band]:
   return {}
 
 
-def compare(bands: dict[int, Band], step: int, error: float | None) -> None:
-  """Tells how a run's test error lies at the steps that have a band."""
+def compare(
+  bands: dict[int, Band], step: int, error: float | None, name: str = ''
+) -> None:
+  """Reports how a run's test error lies at the steps that have a band.
+
+  `name` is that of the run if there are several.
+  """
   if (band := bands.get(step)) is None or error is None:
     return
+  run = f'{name}: ' if name else ''
   where = (
-    f'step {step} has a test error of {error:.2f}%; the seeds '
+    f'{run}step {step} has a test error of {error:.2f}%; the seeds '
     f'{", ".join(map(str, band.seeds))} had {min(band.errors):.2f} to '
     f'{max(band.errors):.2f}% in earlier runs'
   )

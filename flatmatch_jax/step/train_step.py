@@ -69,17 +69,21 @@ def create_train_state(
   )
 
 
-def step_keys(state: TrainState) -> tuple[jax.Array, jax.Array]:
-  """This step's random keys: of the data, and of the method."""
-  data, method = jax.random.split(jax.random.fold_in(state.rng, state.step))
-  return data, method
+class StepKeys(NamedTuple):
+  """All random keys of a step."""
+
+  data: jax.Array
+  method: jax.Array
+  # One sub-network a step, in all its passes: else ε would be measured on
+  # another network than it was made for.
+  network: jax.Array
 
 
-def _network_key(state: TrainState) -> jax.Array:
-  """What the network itself draws from: one sub-network a step, in all its
-  passes, or ε would be measured on another network than it was made for."""
-  # After the two of `step_keys`.
-  return jax.random.fold_in(jax.random.fold_in(state.rng, state.step), 2)
+def step_keys(state: TrainState) -> StepKeys:
+  """Follow from the state's key and step: there is nothing else to save."""
+  key = jax.random.fold_in(state.rng, state.step)
+  data, method = jax.random.split(key)
+  return StepKeys(data, method, network=jax.random.fold_in(key, 2))
 
 
 def make_objective(forward, method, state):
@@ -88,7 +92,7 @@ def make_objective(forward, method, state):
   def objective(params, weights, views, targets, teacher=None):
     """Weighs the losses at `params`; without a teacher it is its own."""
     student, batch_stats = forward(
-      params, state.batch_stats, views, _network_key(state)
+      params, state.batch_stats, views, step_keys(state).network
     )
     teacher = jax.lax.stop_gradient(student if teacher is None else teacher)
     losses, method_state, metrics = method.loss(
@@ -113,7 +117,7 @@ def prepare(forward, method, state, batch):
     outputs, _ = forward(params, state.batch_stats, {'images': images})
     return outputs['images']
 
-  _, rng = step_keys(state)
+  rng = step_keys(state).method
   return jax.lax.stop_gradient(method.prepare(predict, state, batch, rng))
 
 
@@ -207,7 +211,8 @@ def make_train_step(
 def _fixed_loss(params, forward, state, fixed):
   """On D^l ∪ D^fix, whose labels serve the perturbation only."""
   views = {'fixed': fixed['weak']}
-  outputs, _ = forward(params, state.batch_stats, views, _network_key(state))
+  rng = step_keys(state).network
+  outputs, _ = forward(params, state.batch_stats, views, rng)
   return cross_entropy(outputs['fixed'].logits, fixed['label'])
 
 

@@ -112,10 +112,12 @@ def settle(values: PyTree) -> PyTree:
 
 
 def place(array, sharding: Sharding) -> jax.Array:
-  """Puts what every process has on its devices.
+  """Puts what every process has on its devices, unless it is there.
 
   `jax.device_put` would first compare the processes' arrays, all of it.
   """
+  if getattr(array, 'sharding', None) == sharding:
+    return array
   array = np.asarray(array)
   return jax.make_array_from_callback(
     array.shape, sharding, lambda index: array[index]

@@ -91,22 +91,29 @@ def has_accelerator() -> bool:
 
 
 class Phases:
-  """Seconds of each phase of a start, told when the first step is done."""
+  """Seconds of each phase of a start, printed after the first step."""
 
-  def __init__(self, import_seconds: float):
-    self._seconds = {'import': import_seconds}
-    self._last = time.perf_counter()
+  def __init__(self, import_seconds: float | None = None):
+    self._phases: dict[str, float] = {}
+    if import_seconds is not None:
+      self._phases['import'] = import_seconds
+    self._began = self._last = time.perf_counter()
+
+  def seconds(self) -> float:
+    """Since the start, without the import."""
+    return time.perf_counter() - self._began
 
   def done(self, phase: str) -> None:
     """The time since the phase before belongs to `phase`."""
     now = time.perf_counter()
-    self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+    self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
     self._last = now
 
   def tell(self) -> None:
-    parts = ', '.join(f'{k} {v:.1f}' for k, v in self._seconds.items())
-    total = sum(self._seconds.values())
-    messages.say(f'The first step was done after {total:.1f} s: {parts}.')
+    """Prints them, unless it took less than a second: a sweep starts often."""
+    parts = ', '.join(f'{k} {v:.1f}' for k, v in self._phases.items())
+    if (total := sum(self._phases.values())) >= 1:
+      messages.say(f'The first step was done after {total:.1f} s: {parts}.')
 
 
 def use_compilation_cache(folder: str) -> None:

@@ -1,16 +1,28 @@
 """A trained model as a function from images to probabilities."""
 
+from collections.abc import Sequence
 import functools
+from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax.data import augment
+from flatmatch_jax.data import augment, evaluation
 from flatmatch_jax.system import sharding
+from flatmatch_jax.types import PyTree
 
 
-def make_classifier(model, mean, std, batch_size: int, mesh):
+class Classify(Protocol):
+  """Probabilities [N, K] of images [N, H, W, C] for each of the weights."""
+
+  def __call__(
+    self, weights: Sequence[PyTree], batch_stats: PyTree, images, keep=...
+  ) -> list[np.ndarray]: ...
+
+
+def make_classifier(
+  model, mean, std, batch_size: int, mesh: jax.sharding.Mesh
+) -> Classify:
   """Returns `classify(weights, batch_stats, images, keep)`.
 
   For each of `weights`, which are trees of parameters, it gives probabilities
@@ -24,7 +36,7 @@ def make_classifier(model, mean, std, batch_size: int, mesh):
   """
   devices = mesh.size
   batch_size = -(-batch_size // devices) * devices
-  over_batch = sharding.over_batch(mesh)
+  batches = evaluation.make_batches(batch_size, mesh)
   gather = sharding.make_gather(mesh)
 
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
@@ -32,25 +44,6 @@ def make_classifier(model, mean, std, batch_size: int, mesh):
     variables = {'params': gather(params), 'batch_stats': batch_stats}
     images = augment.normalize(images, mean, std)
     return jax.nn.softmax(model.apply(variables, images, train=False).logits)
-
-  @functools.partial(jax.jit, out_shardings=over_batch)
-  def rows_from(images, start):
-    index = start + jnp.arange(batch_size)
-    return images[jnp.minimum(index, len(images) - 1)]
-
-  def batches(images):
-    starts = range(0, len(images), batch_size)
-    if hasattr(images, 'sharding'):  # On all devices already.
-      yield from (rows_from(images, start) for start in starts)
-      return
-    local = sharding.local_rows(over_batch, batch_size)
-    if len(local) < batch_size:
-      mine = np.add.outer(starts, local).ravel()
-      images = images[mine[mine < len(images)]]
-    for start in range(0, len(starts) * len(local), len(local)):
-      batch = images[start : start + len(local)]
-      batch = _filled(batch, len(local))
-      yield sharding.from_local_rows(batch, over_batch)
 
   def classify(weights, batch_stats, images, keep=np.asarray):
     rows: list[list] = [[] for _ in weights]
@@ -69,11 +62,6 @@ def surest(probabilities):
   confidence, guess = probabilities.max(-1), probabilities.argmax(-1)
   # Exact: classes are fewer than 2^24.
   return np.stack([confidence, guess.astype(confidence.dtype)], -1)
-
-
-def _filled(batch, size):
-  missing = ((0, size - len(batch)), (0, 0), (0, 0), (0, 0))
-  return np.pad(batch, missing) if len(batch) < size else batch
 
 
 def report(probabilities, labels) -> dict:

@@ -49,10 +49,9 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   info = DatasetInfo(
     len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
   )
-  mesh = program_lib.make_mesh(config)
-  program = program_lib.create(config, info, dataset['image_shape'], mesh=mesh)
+  program = program_lib.create(config, info, dataset['image_shape'])
   shapes = jax.eval_shape(program.init, jax.random.key(0))
-  like = sharding.abstract_state(mesh, shapes)
+  like = sharding.abstract_state(program.mesh, shapes)
   state = _restore(files, dataset, like, which)
   return Run(config, dataset, state, program.classify, program)
 

@@ -1,24 +1,19 @@
-"""Training from a config: the one long function, read from top to bottom."""
+"""Training: one loop, read from top to bottom, for one run or for several."""
 
 import contextlib
+import functools
 import math
-import os
 import time
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import flatmatch_jax
 from flatmatch_jax import data as data_lib
-from flatmatch_jax.data import augment, resident, splits, streaming
-from flatmatch_jax.data.prefetch import Prefetch
-from flatmatch_jax.models import pretrained
 from flatmatch_jax.run import plots, reference, results, watch
-from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.progress import Progress
-from flatmatch_jax.run.workdir import Workdir, as_dict, versions
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import (
   distributed,
   failures,
@@ -32,9 +27,11 @@ from flatmatch_jax.system.files import writing
 from flatmatch_jax.system.trace import Trace
 from flatmatch_jax.training import classify as classify_lib
 from flatmatch_jax.training import config as config_lib
-from flatmatch_jax.training import estimate, load
+from flatmatch_jax.training import estimate, fixed_labels, load, setup
 from flatmatch_jax.training import program as program_lib
-from flatmatch_jax.types import DatasetInfo, TrainState, UserError
+from flatmatch_jax.training.engine import Engine, Single
+from flatmatch_jax.training.setup import Run
+from flatmatch_jax.types import TrainState
 
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
@@ -58,389 +55,244 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
 
 def train_in(files: Workdir, config) -> TrainState:
   """The run of `config` in its folder, which no other process trains in."""
-  began = time.perf_counter()
-  startup.use_compilation_cache(config.compilation_cache)
   phases = startup.Phases(_IMPORT_SECONDS)
+  startup.use_compilation_cache(config.compilation_cache)
+  run, engine, state = set_up(files, config, phases)
+  return train([run], engine, state, phases)
 
-  # Data.
+
+def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
+  """Turns a config into a run: its data, its functions and its state."""
   with distributed.first_goes_ahead('data'):  # It may download them.
     dataset = data_lib.from_config(config)
-  split = choose_split(config, dataset)
-  fix_at = step_of_fixing(config, len(split.labeled))
+  split = setup.choose_split(config, dataset)
+  fix_at = fixed_labels.step_of_fixing(config, len(split.labeled))
 
-  # Functions; all that can be refused is, before anything is written.
-  mesh = program_lib.make_mesh(config)
-  everywhere = sharding.replicated(mesh)
+  # Functions. All that can be refused is, before anything is written.
   image_shape = dataset.train_images.shape[1:]
-  info = DatasetInfo(
-    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
-  )
-  program = program_lib.create(config, info, image_shape, mesh=mesh)
+  info = setup.info_of(dataset, split)
+  program = program_lib.create(config, info, image_shape)
   key = jax.random.key(config.seed)
   shapes = jax.eval_shape(program.init, key)
-  placed = sharding.of_state(mesh, shapes)
+  placed = sharding.of_state(program.mesh, shapes)
   memory.check(config, shapes, image_shape, len(program.views))
   weights = None
   if config.pretrained and not files.has_steps():
-    weights = read_weights(config.pretrained, shapes.params)
-  write_description(files, config, dataset, split)
-  tell_data(config, dataset, split)
-  selection = results.selection(len(dataset.test_labels), config.num_val)
+    weights = setup.read_weights(config.pretrained, shapes.params)
+  setup.write_description(files, config, dataset, split)
+  setup.tell_data(config, dataset, split)
 
-  # Devices.
-  held_out = evaluation_sets(dataset, split, everywhere)
-  over_batch = sharding.over_batch(mesh)
-  data: resident.Resident | streaming.Streaming
-  if streams := not isinstance(dataset.train_images, np.ndarray):
-    data = streaming.place(dataset, split)
-  else:
-    data = resident.place(dataset, split, everywhere)
-    # The one copy; the test images are in `held_out`.
-    dataset = dataset._replace(train_images=data.images, test_images=None)
+  # Data, on the devices or streamed to them.
+  everywhere = sharding.replicated(program.mesh)
+  pipeline = data_lib.pipeline_of(dataset)
+  held_out = setup.evaluation_sets(dataset, split, everywhere)
+  data = pipeline.place(dataset, split, everywhere)
+  # The one copy; the test images are in `held_out`.
+  dataset = dataset._replace(train_images=data.images, test_images=None)
   phases.done('data')
-  sample = program_lib.make_sample(config, program.views, over_batch, streams)
-  state = sharding.settle(jax.jit(program.init, out_shardings=placed)(key))
 
   # Where the run stands.
-  checkpoints = Checkpoints(files.checkpoints)
-  notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
-  if (found := checkpoints.restore(state)) is not None:
-    state, notes = found
-    messages.say(f'Going on from step {int(state.step)} of {config.steps}.')
-  elif config.pretrained:
-    weights = weights or read_weights(config.pretrained, shapes.params)
-    state = start_from(weights, state)
-  start = int(state.step)
-  rows = files.cut_metrics(start)
-  least = min(results.history(rows, selection), default=math.inf)
-  seconds = lambda: notes['seconds'] + time.perf_counter() - began
+  state = sharding.settle(jax.jit(program.init, out_shardings=placed)(key))
+  run, state = setup.open_run(
+    config, files, dataset, split, held_out, state, weights
+  )
+  if step := int(state.step):
+    messages.say(f'Going on from step {step} of {config.steps}.')
   phases.done('state')
-
-  # One compiled function: sample, augment, differentiate, update.
-  def compile_step(step_function, given):
-    return compile_and_tell(
-      lambda state, given: step_function(state, sample(given, state)),
-      state,
-      given,
-      (placed, everywhere),
-    )
-
-  look: Any = jax.jit(
-    lambda state, given: program.clean_losses(state, sample(given, state))
+  choose_fixed = functools.partial(
+    fixed_labels.choose, config, files, program.classify, dataset, split
   )
-  probe: Any = jax.jit(
-    lambda state, given, held_out: program.probe(
-      state, sample(given, state), held_out
-    )
-  )
-  unseen = probe_images(config, held_out)
-  images = config.batch_size + config.unlabeled_batch_size * bool(program.views)
-  progress = Progress([files], start, config.steps, images)
+  engine = Single(config, program, placed, pipeline, data, fix_at, choose_fixed)
+  return run, engine, state
+
+
+def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
+  """Takes the steps that `runs` have left, which all stand at the same one.
+
+  Their configs differ in seeds and in numbers. Returns the last state.
+  """
+  config, selection = runs[0].config, runs[0].selection
+  start = step = int(np.ravel(state.step)[0])
+  history = [
+    results.history(run.files.cut_metrics(start), selection) for run in runs
+  ]
+  least = [min(errors, default=math.inf) for errors in history]
+  live = list(range(len(runs)))  # A member of a sweep that breaks stops alone.
+  images = config.batch_size
+  if engine.program.views:
+    images += config.unlabeled_batch_size
   timing = estimate.Estimate(config)
-  watcher = watch_over(config, dataset, split, notes)
-  expected = {}
-  if distributed.is_first():
-    described = files.read('dataset.json')
-    expected = reference.find(as_dict(config), described['fingerprint'])
-  trace = Trace(files.tensorboard, start, config.profile_steps)
-  phases.done('log')
-  feed: Any = None
-  train: Any = None
-  pending: Any = None
+  pending: Any = None  # Metrics of the step before.
   signal: int | None = None
-  try:
+
+  with contextlib.ExitStack() as closing:  # From last to first, all of them.
+    for run in runs:
+      closing.callback(run.checkpoints.close)
+    closing.callback(engine.close)
+    workdirs = [run.files for run in runs]
+    progress = Progress(workdirs, start, config.steps, images)
+    closing.callback(progress.close)
+    trace = Trace(workdirs[0].tensorboard, start, config.profile_steps)
+    closing.callback(lambda: trace.close(pending))
+    phases.done('log')
+
     with failures.ending_together(), signals.stop_requests() as request:
       for step in range(start + 1, config.steps + 1):
-        if step > fix_at > 0 and data.fixed is None:
-          data = add_fixed(config, files, program, dataset, split, state, data)
-          if feed is not None:
-            feed.close()
-          feed = train = None
-        if feed is None:
-          feed = open_feed(config, program.views, data, step - 1, over_batch)
-        given = next(feed)
-        if train is None:
-          plain = step <= fix_at
-          several = f' for {mesh.size} devices' if mesh.size > 1 else ''
-          messages.say(f'Compiling the step{several}.')
-          train = compile_step(
-            program.pretrain_step if plain else program.step, given
-          )
-          phases.done('compile')
-          timing.compiled(step, train, mesh)
-          phases.done('estimate')
-          if program.clean_losses:
-            # Compiled now, not when it is first asked.
-            sharding.settle(look(state, given))
-          if config.probe_every:
-            sharding.settle(probe(state, given, unseen))
-          progress.start()
-          phases.done('probes')
         last = step == config.steps
         logs = last or step % config.log_every == 0
-        row: dict = {}
-        if config.probe_every and step % config.probe_every == 0:
-          row |= sharding.settle(probe(state, given, unseen))
-        elif logs and program.clean_losses:
-          losses = sharding.settle(look(state, given))
-          row['unlabeled_loss'] = losses.unlabeled
+        evaluates = last or step % config.eval_every == 0
+        probes = config.probe_every and step % config.probe_every == 0
+
+        if engine.prepare(step, state):
+          phases.done('compile')
+          timing.compiled(step, engine.compiled, engine.program.mesh)
+          phases.done('estimate')
+          # Compiled now, not when they are first called.
+          sharding.settle(engine.look(state, 0))
+          if config.probe_every:
+            sharding.settle(engine.probe(state, 0, runs[0].unseen))
+          progress.start()
+          phases.done('probes')
+
+        rows: list[dict] = [{} for _ in runs]
+        for i in live:
+          if probes:
+            rows[i] |= sharding.settle(engine.probe(state, i, runs[i].unseen))
+          elif logs:
+            rows[i] |= sharding.settle(engine.look(state, i))
         with trace.step(step, pending):
-          state, metrics = sharding.settle(train(state, given))
+          state, metrics = sharding.settle(engine.step(state))
         if pending is not None:  # The device is at most one step behind.
-          watcher.step(step - 1, pending, checkpoints.latest_step)
+          live = still_live(live, runs, engine, step - 1, pending)
           timing.step(step - 1)
+        if not live:
+          signal = request.signal
+          break
         pending = metrics
+        progress.runs = len(live)
         progress.step()
         if step == start + 1:
           jax.block_until_ready(metrics)
           phases.done('first step')
           phases.tell()
-        if logs:
-          # The optimizer has not seen the skipped steps.
-          updates = step - 1 - metrics['skipped_steps']
-          row |= metrics | {'learning_rate': program.schedule(updates)}
-          watcher.row(step, row)
-        if last or step % config.eval_every == 0:
-          row |= evaluate(program.classify, state, held_out)
-          reference.compare(expected, step, row.get('error'))
-        if row:
-          progress.write(step, [row])
-          checkpoints.check()
-        error = row.get(selection)
-        best = error is not None and error <= least
-        least = min(least, math.inf if error is None else error)
+
+        for i in live:
+          if logs:
+            rows[i] |= engine.row(metrics, i, step)
+            runs[i].watcher.row(step, rows[i])
+          if evaluates:
+            member = engine.member(state, i)
+            rows[i] |= evaluate(
+              engine.program.classify, member, runs[i].held_out
+            )
+            error = rows[i].get('error')
+            reference.compare(runs[i].expected, step, error, runs[i].name)
+        rows = [row if i in live else {} for i, row in enumerate(rows)]
+        if any(rows):
+          progress.write(step, rows)
+          for run in runs:
+            run.checkpoints.check()
+
+        errors = [row.get(selection) for row in rows]
+        best = lower(least, errors)
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
-          watcher.look(step, metrics)  # The checkpoint has what it has seen.
-          files.sync_metrics()
-          now = {'seconds': seconds(), 'watch': watcher.state()}
-          checkpoints.save(step, state, notes | now, error)
+          for i in live:  # All together, so that they resume together.
+            member, found = engine.member(state, i), engine.metrics(metrics, i)
+            seconds = phases.seconds() / len(runs)
+            save(runs[i], step, member, found, seconds, errors[i])
         if signal:
           break
     speed = progress.images_per_second()
-    if isinstance(feed, Prefetch):
-      messages.say(f'Waiting for images took {feed.waited:.0f} s of the run.')
-  finally:
-    with contextlib.ExitStack() as closing:  # From last to first, all of them.
-      closing.callback(checkpoints.close)
-      if feed is not None:
-        closing.callback(feed.close)
-      closing.callback(progress.close)
-      closing.callback(trace.close, pending)
+    if engine.waited:
+      messages.say(f'Waiting for images took {engine.waited:.0f} s of the run.')
 
-  if int(state.step) < config.steps:
-    stop(signal, int(state.step))
-  skipped = int(state.skipped.total)
-  if distributed.is_first():
-    write_result(
-      config,
-      files,
-      len(split.labeled),
-      skipped,
-      watcher.warnings,
-      seconds(),
-      speed,
-    )
+  if signal and step < config.steps:
+    # Members that stopped before may have saved less, or nothing.
+    stop(signal, max(run.checkpoints.latest_step() or 0 for run in runs))
+  skipped = np.ravel(state.skipped.total)
+  seconds = phases.seconds() / len(runs)
+  for i in live:
+    finish(runs[i], int(skipped[i]), seconds, speed)
   if signal:  # It came in the last step; a sweep has others to train.
     stop(signal, config.steps)
   return state
 
 
-def stop(signal: int | None, step: int) -> NoReturn:
-  """Ends the process as one that was asked to stop."""
-  messages.say(
-    f'Stopped by signal {signal}; step {step} is saved. '
-    'The same command goes on from there.'
-  )
-  raise SystemExit(128 + (signal or 0))
+def still_live(live, runs, engine, step, metrics) -> list[int]:
+  """Which runs may continue after `step`; names the others.
+
+  A run by itself raises NotFiniteError instead.
+  """
+  in_a_row = np.ravel(metrics['skipped_in_a_row'])
+  left = []
+  for i in live:
+    run = runs[i]
+    try:
+      if in_a_row[i] or run.watcher.looks_at(step):
+        found = engine.metrics(metrics, i)
+        run.watcher.step(step, found, run.checkpoints.latest_step)
+      left.append(i)
+    except watch.NotFiniteError as error:
+      if not run.name:
+        raise
+      messages.say(f'{run.name}: {error}')
+  return left
 
 
-def write_result(
-  config, files: Workdir, num_labeled, skipped, warnings, seconds, speed
-) -> None:
-  """What came out, in numbers and as a picture."""
-  images = files.read('dataset.json')['fingerprint']
+def lower(least: list[float], errors: list[float | None]) -> bool:
+  """Enters `errors` into the `least` ones; whether any is one of them."""
+  found = [math.inf if error is None else error for error in errors]
+  pairs = zip(found, least, strict=True)
+  low = any(error <= old and error < math.inf for error, old in pairs)
+  least[:] = map(min, found, least)
+  return low
+
+
+def save(run: Run, step, state, metrics, seconds, error) -> None:
+  """Starts to save a checkpoint; its rows of metrics are on disk before it."""
+  run.watcher.look(step, metrics)  # The checkpoint has what it has seen.
+  run.files.sync_metrics()
+  now = {
+    'seconds': run.notes['seconds'] + seconds,
+    'watch': run.watcher.state(),
+  }
+  run.checkpoints.save(step, state, run.notes | now, error)
+
+
+def finish(run: Run, skipped: int, seconds: float, speed: float) -> None:
+  """Writes what came out, in numbers and as a picture."""
+  if not distributed.is_first():
+    return
+  config, files = run.config, run.files
   # The result comes last: with it the run is done.
   with writing(files.path):
     plots.curves(
       files.metrics(),
-      f'{config.method} on {config.dataset}, {num_labeled} labels',
+      f'{config.method} on {config.dataset}, {run.num_labeled} labels',
       files.path / 'curves.png',
-      reference.find(as_dict(config), images),
+      run.expected,
     )
-  files.write(
-    'result.json',
-    results.summarize(
-      config, files, num_labeled, skipped, warnings, seconds, speed
-    ),
+  result = results.summarize(
+    config,
+    files,
+    run.num_labeled,
+    skipped,
+    run.watcher.warnings,
+    run.notes['seconds'] + seconds,
+    speed,
   )
+  files.write('result.json', result)
   messages.say(results.describe(files))
 
 
-def watch_over(config, dataset, split, notes, name='') -> watch.Watch:
-  """A watch that continues where the `notes` of a checkpoint left it."""
-  labels, classes = dataset.train_labels, len(dataset.class_names)
-  shares = watch.class_shares(labels, split, classes)
-  return watch.Watch(config, shares, name, notes.get('watch'))
-
-
-def open_feed(config, views, data, start, over_batch):
-  """Gives what the compiled step takes, from the step after `start` on."""
-  if isinstance(data, resident.Resident):
-    return resident.feed(data)
-  source = streaming.batches(
-    data,
-    config.seed,
-    start,
-    config.steps,
-    config.batch_size,
-    config.unlabeled_batch_size,
-    views,
-    rows=lambda size: sharding.local_rows(over_batch, size),
-  )
-  return Prefetch(source, over_batch)
-
-
-def read_weights(path: str, shapes):
-  """The parameters of a file; those that it has not stay shapes."""
-  params, report = pretrained.load(os.path.expanduser(path), shapes)
-  messages.say(f'{path}: {report.describe()}')
-  return params
-
-
-def start_from(weights, state):
-  """The state with weights from a file, in the average too."""
-  params = jax.tree.map(
-    lambda new, drawn: (
-      drawn
-      if isinstance(new, jax.ShapeDtypeStruct)
-      else sharding.place(new, drawn.sharding)
-    ),
-    weights,
-    state.params,
-  )
-  return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
-
-
-def compile_and_tell(function, state, given, shardings):
-  """Compiles a step that overwrites its state and leaves it where it was."""
-  began = time.perf_counter()
-  jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
-  compiled = jitted.lower(state, given).compile()
+def stop(signal: int, step: int) -> NoReturn:
+  """Ends the process as one that was asked to stop."""
   messages.say(
-    f'Step compiled in {time.perf_counter() - began:.1f} s: '
-    f'{estimate.flops_of(compiled) / 1e9:.2f} GFLOP'
-    f'{" per device" * (jax.device_count() > 1)}.'
+    f'Stopped by signal {signal}; step {step} is saved. '
+    'The same command resumes from there.'
   )
-  return compiled
-
-
-def step_of_fixing(config, num_labeled: int) -> int:
-  """After how many plain steps labels are fixed; 0 where none are.
-
-  Where there are enough labels none are added, and nothing waits for them.
-  """
-  if 'num_fixed' not in config.recipe_args:
-    return 0
-  args = config.recipe_args
-  if num_labeled >= args.num_fixed:
-    return 0
-  if not 1 <= args.pretrain_steps < config.steps:
-    raise UserError(
-      f'config.recipe_args.pretrain_steps={args.pretrain_steps} must be at '
-      f'least 1 and below config.steps={config.steps}: labels are fixed then, '
-      f'because {num_labeled} are fewer than the {args.num_fixed} of '
-      'config.recipe_args.num_fixed.'
-    )
-  return args.pretrain_steps
-
-
-def add_fixed(config, files, program, dataset, split, state, data):
-  """Fixes the labels of the most confident unlabeled images (Algorithm 2)."""
-  if int(state.step) <= config.recipe_args.pretrain_steps:
-    (surest,) = program.classify(
-      [state.ema_params],
-      state.batch_stats,
-      dataset.train_images,
-      keep=classify_lib.surest,
-    )
-    confidence, guess = surest.T
-    others = np.setdiff1d(np.arange(len(guess)), split.unlabeled)
-    chosen = splits.most_confident(
-      confidence,
-      guess,
-      np.union1d(split.labeled, others),
-      config.recipe_args.num_fixed,
-      dataset.train_labels,
-    )
-    files.write('fixed.json', chosen)
-    messages.say(
-      f'Fixed the labels of {len(chosen["index"])} unlabeled images; '
-      f'{chosen["accuracy"]}% of them are right.'
-    )
-  elif not files.has('fixed.json'):
-    raise UserError(
-      f'{files.path / "fixed.json"} is gone, which has the labels that were '
-      f'fixed at step {config.recipe_args.pretrain_steps}: the run cannot go '
-      'on as it was. Put the file back, or start in another --workdir.'
-    )
-  else:
-    chosen = files.read('fixed.json')
-    classes = len(dataset.class_names)
-    if not splits.are_fixed(chosen, len(dataset.train_labels), classes):
-      raise UserError(
-        f'{files.path / "fixed.json"} is not what this run wrote at step '
-        f'{config.recipe_args.pretrain_steps}: it was damaged or changed. Put '
-        'back a copy of it, or start in another --workdir.'
-      )
-  kind = resident if isinstance(data, resident.Resident) else streaming
-  return kind.add_fixed(data, chosen['index'], chosen['label'])
-
-
-def choose_split(config, dataset) -> splits.Split:
-  """Which images are labeled, unlabeled, and held out."""
-  return splits.make(
-    dataset.train_labels,
-    len(dataset.class_names),
-    config.labels,
-    config.split_seed,
-    config.labels_file,
-    config.imbalance,
-    config.unlabeled_imbalance,
-    config.num_val,
-    config.unlabeled_includes_labeled,
-  )
-
-
-def evaluation_sets(dataset, split, everywhere) -> dict[str, tuple]:
-  """Images and labels to evaluate on, by the prefix of their metrics."""
-  index = split.validation
-  sets = {
-    '': (dataset.test_images, dataset.test_labels),
-    'val_': (dataset.train_images[index], dataset.train_labels[index]),
-  }
-  place = lambda images: (
-    sharding.place(images, everywhere)
-    if isinstance(images, np.ndarray)
-    else images
-  )
-  return {
-    prefix: (place(images), labels)
-    for prefix, (images, labels) in sets.items()
-    if len(labels)
-  }
-
-
-def probe_images(config, sets):
-  """A batch of images no step has trained on, and their labels, or None."""
-  if not (config.probe_every and sets):
-    return None
-  images, labels = sets['val_' if 'val_' in sets else '']
-  size = min(config.unlabeled_batch_size, len(labels))
-  size -= size % config.microbatches
-  index = splits.spread(labels, size)
-  pixels = augment.normalize(images[index][:], config.mean, config.std)
-  return pixels, labels[index]
+  raise SystemExit(128 + signal)
 
 
 def evaluate(classify, state, sets) -> dict[str, float]:
@@ -454,66 +306,3 @@ def evaluate(classify, state, sets) -> dict[str, float]:
       if isinstance(value, float)
     }
   return row
-
-
-def write_description(files: Workdir, config, dataset, split) -> None:
-  """What the run is, for people, for evaluate and for predict."""
-  classes = len(dataset.class_names)
-  description = {
-    'split.json': splits.to_json(
-      split,
-      dataset.train_labels,
-      classes,
-      None if config.labels_file else config.split_seed,
-      config.labels_file or 'drawn',
-    ),
-    'dataset.json': {
-      'class_names': list(dataset.class_names),
-      'image_shape': list(dataset.train_images.shape[1:]),
-      'num_train': len(dataset.train_labels),
-      'num_unlabeled': len(split.unlabeled),
-      'num_test': len(dataset.test_labels),
-      'test_share': getattr(dataset.test_images, 'share', 1.0),
-      'fingerprint': data_lib.fingerprint(dataset),
-    },
-  }
-  for name, content in description.items():
-    if files.has_steps() and files.read(name) != content:
-      raise UserError(
-        f'{files.path} holds a run on other data: {name} there differs from '
-        'what config.data_dir and config.labels_file give now. Use another '
-        '--workdir, or the same data to go on.'
-      )
-  files.write('config.json', as_dict(config))
-  for name, content in description.items():
-    files.write(name, content)
-  if not files.has_steps():
-    files.write('versions.json', versions())
-  elif changed := files.read('versions.json').items() - versions().items():
-    messages.say(
-      'The run began with other versions, so it may not go on to the bit: '
-      f'{", ".join(" ".join(item) for item in sorted(changed))}.'
-    )
-
-
-def tell_data(config, dataset, split) -> None:
-  """What the run is about to see."""
-  includes = (
-    'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
-  )
-  labels = dataset.train_labels[split.labeled]
-  counts = np.bincount(labels, minlength=len(dataset.class_names)).tolist()
-  few, many = min(counts), max(counts)
-  per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
-  held_out = f'{config.num_val} for validation, ' if config.num_val else ''
-  messages.say(
-    f'{config.method} on {config.dataset}: {len(split.labeled)} labeled images '
-    f'({per_class}), {len(split.unlabeled)} unlabeled, {held_out}'
-    f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
-    f'{includes} the unlabeled pool.'
-  )
-  if not results.selection(len(dataset.test_labels), config.num_val):
-    messages.say(
-      'No errors will be measured: there are no test images, and '
-      'config.num_val=0 holds none out.'
-    )

@@ -1,5 +1,6 @@
 """What a config means, as functions."""
 
+from collections.abc import Callable
 import functools
 import math
 from typing import Any, NamedTuple
@@ -9,26 +10,33 @@ import jax.numpy as jnp
 import optax
 
 from flatmatch_jax import methods, models
-from flatmatch_jax.data import resident, streaming
+from flatmatch_jax.data import resident
+from flatmatch_jax.data.pipeline import Pipeline
 from flatmatch_jax.step import forward, optimizer, probe, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import classify
-from flatmatch_jax.types import DatasetInfo
+from flatmatch_jax.types import Batch, DatasetInfo, Losses, TrainState
+
+Metrics = dict[str, jax.Array]
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 class Program(NamedTuple):
   """What a config means, as functions."""
 
-  init: Any  # (rng) -> TrainState
-  step: Any  # (TrainState, Batch) -> (TrainState, metrics)
-  pretrain_step: Any  # The same before labels are fixed; else None.
-  clean_losses: Any  # (TrainState, Batch) -> Losses; None for plain recipes.
-  probe: Any  # (TrainState, Batch, held_out) -> metrics
-  classify: Any  # ([params], batch_stats, images) -> [probabilities]
+  init: Callable[[jax.Array], TrainState]
+  step: Step
+  pretrain_step: Step | None  # Before labels are fixed, if they are.
+  # What a perturbed step does not measure; None for plain recipes.
+  clean_losses: Callable[[TrainState, Batch], Losses] | None
+  # With images and labels that no step has trained on, or None.
+  probe: Callable[[TrainState, Batch, tuple | None], Metrics]
+  classify: classify.Classify
   method: methods.Method
   forward: forward.Forward
   views: tuple[str, ...]
   schedule: optax.Schedule
+  mesh: jax.sharding.Mesh  # Of the batch, of the state and of evaluation.
 
 
 def create(
@@ -40,26 +48,26 @@ def create(
 ) -> Program:
   """Builds model, method, recipe and optimizer.
 
-  `mesh` is that of a state which may be split; without one it is not.
+  `mesh` is by default the one that the config asks for.
   """
+  mesh = make_mesh(config) if mesh is None else mesh
   method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
   schedule = optimizer.SCHEDULES[config.schedule](
     config.learning_rate, config.steps, config.warmup_steps
   )
   tx = make_optimizer(config, schedule)
-  context = {
-    'steps': config.steps,
-    'tx': tx,
-    # Bound below: the network has the heads that the method asks for.
-    'forward': lambda *args: run_network(*args),
-    'init_network': lambda rng: init_network(rng),
-  }
-  method = methods.create(method_name, context, **config.method_args)
+
+  def make_method(**network):
+    context = {'steps': config.steps, 'tx': tx} | network
+    return methods.create(method_name, context, **config.method_args)
+
+  # The network has the heads that the method names, whatever its context.
+  heads = make_method(forward=None, init_network=None).heads
   model = models.create(
     config.model,
     info.num_classes,
-    method.heads,
+    heads,
     config.dtype,
     config.remat,
   )
@@ -69,6 +77,11 @@ def create(
     config.microbatches,
     sharding.make_gather(mesh),
   )
+
+  def init_network(rng):
+    return model.init(rng, jnp.zeros((1, *image_shape)), train=True)
+
+  method = make_method(forward=run_network, init_network=init_network)
   make_step = functools.partial(
     train_step.make_train_step,
     run_network,
@@ -77,9 +90,6 @@ def create(
     ema_decay=config.ema_decay,
     bn_momentum=config.bn_momentum,
   )
-
-  def init_network(rng):
-    return model.init(rng, jnp.zeros((1, *image_shape)), train=True)
 
   def init(rng):
     return train_step.create_train_state(
@@ -90,21 +100,20 @@ def create(
     init=init,
     step=make_step(recipe=recipe, perturb=perturb),
     pretrain_step=make_step() if recipe.fixed else None,
-    clean_losses=perturb and train_step.make_clean_losses(run_network, method),
+    clean_losses=(
+      train_step.make_clean_losses(run_network, method) if perturb else None
+    ),
     probe=probe.make_probe(
       run_network, method, config.recipe_args.get('rho', probe.DEFAULT_RHO)
     ),
     classify=classify.make_classifier(
-      model,
-      config.mean,
-      config.std,
-      config.eval_batch_size,
-      make_mesh(config),
+      model, config.mean, config.std, config.eval_batch_size, mesh
     ),
     method=method,
     forward=run_network,
     views=method.views,
     schedule=schedule,
+    mesh=mesh,
   )
 
 
@@ -115,29 +124,15 @@ def make_optimizer(config, schedule) -> optax.GradientTransformation:
   return make(schedule, config.weight_decay)
 
 
-def make_sample(config, views, batch_sharding, streams: bool = False):
-  """Returns `sample(data, state) -> Batch` for the state's step.
+def make_sample(
+  config, views, batch_sharding, pipeline: Pipeline = resident.PIPELINE
+) -> Callable[[Any, TrainState], Batch]:
+  """Returns `sample(given, state) -> Batch` for the state's step.
 
-  `data` is what a feed gives: all images, or, where it `streams`, the step's.
+  `given` is what a feed of the pipeline gives.
   """
-  same = (
-    config.flip,
-    config.mean,
-    config.std,
-    batch_sharding,
-    config.strong_operations,
-  )
-  if streams:
-    draw = streaming.make_sampler(views, *same)
-  else:
-    draw = resident.make_sampler(
-      config.batch_size,
-      config.unlabeled_batch_size,
-      views,
-      config.pad,
-      *same,
-    )
-  return lambda data, state: draw(data, train_step.step_keys(state)[0])
+  draw = pipeline.make_sampler(config, views, batch_sharding)
+  return lambda given, state: draw(given, train_step.step_keys(state).data)
 
 
 def make_mesh(config) -> jax.sharding.Mesh:

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from flatmatch_jax.data import resident
+from flatmatch_jax.system import sharding
 from flatmatch_jax.training import program as program_lib
+from flatmatch_jax.training import setup
 from flatmatch_jax.types import DatasetInfo
 
 
@@ -42,12 +44,13 @@ def changed(config, values: dict):
 
 def make_functions(config, names, info: DatasetInfo, shape) -> Functions:
   """The program of `config` as a function of the settings `names`."""
-  first = program_lib.create(config, info, shape)
+  mesh = sharding.make_mesh()  # Members are not split.
+  first = program_lib.create(config, info, shape, mesh=mesh)
   sample = program_lib.make_sample(config, first.views, None)
 
   def program(values):
     values = dict(zip(names, values, strict=True))
-    return program_lib.create(changed(config, values), info, shape)
+    return program_lib.create(changed(config, values), info, shape, mesh=mesh)
 
   def init(rng, values):
     return program(values).init(rng)
@@ -76,7 +79,7 @@ def traceable(config, names, dataset, split) -> list[str]:
 
   Not if Python looks at a value, to choose what is computed or its shape.
   """
-  info = info_of(dataset, split)
+  info = setup.info_of(dataset, split)
   shape = dataset.train_images.shape[1:]
   indices = dataset.train_labels, split.labeled, split.unlabeled
   shapes: list[Any] = [
@@ -107,9 +110,3 @@ def traceable(config, names, dataset, split) -> list[str]:
 
 def values_of(config, names) -> list[jax.Array]:
   return [jnp.asarray(get(config, name)) for name in names]
-
-
-def info_of(dataset, split) -> DatasetInfo:
-  return DatasetInfo(
-    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
-  )

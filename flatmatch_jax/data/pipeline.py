@@ -1,0 +1,48 @@
+"""How a dataset becomes batches: the functions that its two kinds share.
+
+`resident.PIPELINE` keeps all images on the devices, `streaming.PIPELINE`
+decodes those of a step on the host. `data.pipeline_of` chooses; nothing else
+asks which of them it has.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from flatmatch_jax.types import Batch
+
+Data = Any  # A `Resident` or a `Streaming`: both have `images` and `fixed`.
+Views = tuple[str, ...]
+
+
+class Feed(Protocol):
+  """Gives what the compiled step takes, step after step."""
+
+  @property
+  def waited(self) -> float:
+    """Seconds for which the taker has waited."""
+
+  def __next__(self) -> Any: ...
+
+  def close(self) -> None: ...
+
+
+class Pipeline(NamedTuple):
+  """What training needs of a dataset, as functions."""
+
+  # (dataset, split, sharding of arrays that all devices hold)
+  place: Callable[[Any, Any, Any], Data]
+  # (data, index [F], label [F]): adds the labels of unlabeled images.
+  add_fixed: Callable[[Data, Any, Any], Data]
+  # (config, views, data, steps taken, sharding of a batch)
+  feed: Callable[[Any, Views, Data, int, Any], Feed]
+  # (config, views, sharding of a batch or None) -> sample(given by a feed, key)
+  make_sampler: Callable[[Any, Views, Any], Callable[[Any, jax.Array], Batch]]
+  # (images, sharding as for `place`): images to evaluate on again and again.
+  hold: Callable[[Any, Any], Any]
+  # Bytes that differ if the images do.
+  identity: Callable[[Any], np.ndarray]
+  shared: bool  # Whether runs that train side by side can share the images.
+  pads: bool  # Whether weak views shift padded images; others are crops.

@@ -1,0 +1,203 @@
+"""What a run starts from: its images, its weights, its files."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flatmatch_jax import data as data_lib
+from flatmatch_jax.data import augment, splits
+from flatmatch_jax.models import pretrained
+from flatmatch_jax.run import reference, results, watch
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.workdir import Workdir, as_dict, versions
+from flatmatch_jax.system import distributed, messages, sharding
+from flatmatch_jax.types import DatasetInfo, TrainState, UserError
+
+
+def choose_split(config, dataset) -> splits.Split:
+  """Which images are labeled, unlabeled, and held out."""
+  return splits.make(
+    dataset.train_labels,
+    len(dataset.class_names),
+    config.labels,
+    config.split_seed,
+    config.labels_file,
+    config.imbalance,
+    config.unlabeled_imbalance,
+    config.num_val,
+    config.unlabeled_includes_labeled,
+  )
+
+
+def info_of(dataset, split) -> DatasetInfo:
+  return DatasetInfo(
+    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
+  )
+
+
+def evaluation_sets(dataset, split, everywhere) -> dict[str, tuple]:
+  """Images and labels to evaluate on, by the prefix of their metrics."""
+  index = split.validation
+  sets = {
+    '': (dataset.test_images, dataset.test_labels),
+    'val_': (dataset.train_images[index], dataset.train_labels[index]),
+  }
+  hold = data_lib.pipeline_of(dataset).hold
+  return {
+    prefix: (hold(images, everywhere), labels)
+    for prefix, (images, labels) in sets.items()
+    if len(labels)
+  }
+
+
+def probe_images(config, sets):
+  """A batch of images no step has trained on, and their labels, or None."""
+  if not (config.probe_every and sets):
+    return None
+  images, labels = sets['val_' if 'val_' in sets else '']
+  size = min(config.unlabeled_batch_size, len(labels))
+  size -= size % config.microbatches
+  index = splits.spread(labels, size)
+  pixels = augment.normalize(images[index][:], config.mean, config.std)
+  return pixels, labels[index]
+
+
+def read_weights(path: str, shapes):
+  """The parameters of a file; those that it has not stay shapes."""
+  params, report = pretrained.load(os.path.expanduser(path), shapes)
+  messages.say(f'{path}: {report.describe()}')
+  return params
+
+
+def start_from(weights, state):
+  """The state with weights from a file, in the average too."""
+  params = jax.tree.map(
+    lambda new, drawn: (
+      drawn
+      if isinstance(new, jax.ShapeDtypeStruct)
+      else sharding.place(new, drawn.sharding)
+    ),
+    weights,
+    state.params,
+  )
+  return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
+
+
+def write_description(files: Workdir, config, dataset, split) -> None:
+  """What the run is, for people, for evaluate and for predict."""
+  classes = len(dataset.class_names)
+  description = {
+    'split.json': splits.to_json(
+      split,
+      dataset.train_labels,
+      classes,
+      None if config.labels_file else config.split_seed,
+      config.labels_file or 'drawn',
+    ),
+    'dataset.json': {
+      'class_names': list(dataset.class_names),
+      'image_shape': list(dataset.train_images.shape[1:]),
+      'num_train': len(dataset.train_labels),
+      'num_unlabeled': len(split.unlabeled),
+      'num_test': len(dataset.test_labels),
+      'test_share': getattr(dataset.test_images, 'share', 1.0),
+      'fingerprint': data_lib.fingerprint(dataset),
+    },
+  }
+  for name, content in description.items():
+    if files.has_steps() and files.read(name) != content:
+      raise UserError(
+        f'{files.path} holds a run on other data: {name} there differs from '
+        'what config.data_dir and config.labels_file give now. Use another '
+        '--workdir, or the same data to resume.'
+      )
+  files.write('config.json', as_dict(config))
+  for name, content in description.items():
+    files.write(name, content)
+  if not files.has_steps():
+    files.write('versions.json', versions())
+  elif changed := files.read('versions.json').items() - versions().items():
+    messages.say(
+      'The run began with other versions, so it may not resume bit for bit: '
+      f'{", ".join(" ".join(item) for item in sorted(changed))}.'
+    )
+
+
+def tell_data(config, dataset, split) -> None:
+  """What the run is about to see."""
+  includes = (
+    'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
+  )
+  labels = dataset.train_labels[split.labeled]
+  counts = np.bincount(labels, minlength=len(dataset.class_names)).tolist()
+  few, many = min(counts), max(counts)
+  per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
+  held_out = f'{config.num_val} for validation, ' if config.num_val else ''
+  messages.say(
+    f'{config.method} on {config.dataset}: {len(split.labeled)} labeled images '
+    f'({per_class}), {len(split.unlabeled)} unlabeled, {held_out}'
+    f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
+    f'{includes} the unlabeled pool.'
+  )
+  if not results.selection(len(dataset.test_labels), config.num_val):
+    messages.say(
+      'No errors will be measured: there are no test images, and '
+      'config.num_val=0 holds none out.'
+    )
+
+
+class Run(NamedTuple):
+  """What the loop keeps of a run."""
+
+  config: Any
+  files: Workdir
+  name: str  # In messages; '' for a run by itself.
+  num_labeled: int
+  held_out: dict[str, tuple]  # Images and labels, by prefix of their metrics.
+  unseen: Any  # Some of them, for probes.
+  selection: str  # The metric by which the best checkpoint is chosen.
+  expected: dict[int, reference.Band]  # Errors of earlier runs, by step.
+  checkpoints: Checkpoints
+  notes: dict[str, Any]  # Of the checkpoint that the run resumes from.
+  watcher: watch.Watch
+
+
+def open_run(
+  config, files: Workdir, dataset, split, held_out, state, weights, name=''
+) -> tuple[Run, TrainState]:
+  """A run and its state as they stand: new, or at the latest checkpoint.
+
+  `state` is that of a new run; `weights` are those of `config.pretrained`, or
+  None if they are not read yet.
+  """
+  checkpoints = Checkpoints(files.checkpoints)
+  notes: dict = {'seconds': 0.0, 'class_names': list(dataset.class_names)}
+  if (found := checkpoints.restore(state)) is not None:
+    state, notes = found
+  elif config.pretrained:
+    shapes = jax.eval_shape(lambda: state.params)
+    weights = weights or read_weights(config.pretrained, shapes)
+    state = start_from(weights, state)
+  expected = {}
+  if distributed.is_first():
+    images = files.read('dataset.json')['fingerprint']
+    expected = reference.find(as_dict(config), images)
+  labels, classes = dataset.train_labels, len(dataset.class_names)
+  shares = watch.class_shares(labels, split, classes)
+  run = Run(
+    config,
+    files,
+    name,
+    len(split.labeled),
+    held_out,
+    probe_images(config, held_out),
+    results.selection('' in held_out, config.num_val),
+    expected,
+    checkpoints,
+    notes,
+    watch.Watch(config, shares, name, notes.get('watch')),
+  )
+  return run, state
