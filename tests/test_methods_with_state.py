@@ -1,4 +1,4 @@
-"""Adaptive thresholds, MPL and ReMixMatch against a few lines of numpy."""
+"""Methods that keep a state, against a few lines of numpy."""
 
 import math
 
