@@ -64,7 +64,7 @@ def base(
   in a short one until you set them: see flatmatch_jax/training/run_length.py.
   """
   variant = parse(arg, **defaults)
-  method, recipe = recipes.parse(variant['method'], methods.METHODS)
+  method, recipe = recipes.parse(variant['method'])
   config = ml_collections.ConfigDict(
     {
       'dataset': dataset,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import inspect
 from typing import NamedTuple
 
+from flatmatch_jax.methods import METHODS
 from flatmatch_jax.step.perturb import Perturbation, ascent, last, memory
 from flatmatch_jax.types import Losses, UserError, did_you_mean
 
@@ -56,8 +57,15 @@ _ALONE = dict.fromkeys(RECIPES, 'freematch') | {'sam': 'supervised'}
 _FIXED_ARGUMENTS = {'pretrain_steps': 16 * 1024, 'num_fixed': 500}
 
 
-def parse(name: str, methods) -> tuple[str, str]:
-  """Splits 'fixmatch+flatmatch' into ('fixmatch', 'flatmatch').
+class Choice(NamedTuple):
+  """What `config.method` names: keys of METHODS and of RECIPES."""
+
+  method: str
+  recipe: str
+
+
+def parse(name: str) -> Choice:
+  """Reads `config.method`: 'fixmatch+flatmatch' is method and recipe.
 
   A method alone is trained plainly; a recipe alone is over FreeMatch.
   """
@@ -67,13 +75,13 @@ def parse(name: str, methods) -> tuple[str, str]:
     method, recipe = _ALONE[method], method
   elif not plus:
     recipe = 'plain'
-  if method not in methods or (plus and recipe not in recipes):
+  if method not in METHODS or (plus and recipe not in recipes):
     raise UserError(
-      f'Unknown method {name!r}. Known methods: {", ".join(methods)}; '
+      f'Unknown method {name!r}. Known methods: {", ".join(METHODS)}; '
       f'recipes: {", ".join(recipes)}; and any method+recipe, such as '
-      f'fixmatch+flatmatch.{did_you_mean(name, [*methods, *recipes])}'
+      f'fixmatch+flatmatch.{did_you_mean(name, [*METHODS, *recipes])}'
     )
-  return method, recipe
+  return Choice(method, recipe)
 
 
 def arguments(name: str) -> dict[str, float]:

@@ -35,7 +35,7 @@ def check_fields(config) -> None:
     )
   _check_variant(config)
   _check_source(config)
-  method, recipe = recipes.parse(config.method, methods.METHODS)
+  method, recipe = recipes.parse(config.method)
   _check_arguments(config, 'method_args', methods.arguments(method))
   _check_arguments(config, 'recipe_args', recipes.arguments(recipe))
   context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
@@ -125,7 +125,7 @@ def _check_weights(config):
       f'config.pretrained={config.pretrained!r} is for a ViT, not for '
       f'{config.model}; leave it empty.'
     )
-  if config.method.partition('+')[0] == 'mpl':
+  if recipes.parse(config.method).method == 'mpl':
     raise UserError(
       f'config.pretrained={config.pretrained!r} would start the student of mpl '
       'but not its teacher; choose another method.'

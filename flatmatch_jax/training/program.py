@@ -42,7 +42,7 @@ def create(
 
   `mesh` is that of a state which may be split; without one it is not.
   """
-  method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
+  method_name, recipe_name = recipes.parse(config.method)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
   schedule = optimizer.SCHEDULES[config.schedule](
     config.learning_rate, config.steps, config.warmup_steps
