@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Entries, Losses, PseudoLabels
 
 
@@ -25,7 +26,7 @@ class FlexMatchState(NamedTuple):
   counts: jax.Array
 
 
-def flexmatch(threshold: float = 0.95, weight: float = 1.0) -> Method:
+def flexmatch(threshold: Share = 0.95, weight: NonNegative = 1.0) -> Method:
   """FlexMatch with threshold warm-up and the convex mapping."""
 
   def init(rng, variables, info):

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
-def mean_teacher(steps: int, weight: float = 50.0, ramp: float = 0.4) -> Method:
+def mean_teacher(
+  steps: int, weight: NonNegative = 50.0, ramp: Share = 0.4
+) -> Method:
   """Mean Teacher: the teacher has the averaged weights that are evaluated.
 
   It normalizes by the statistics of its batch, as the student does.

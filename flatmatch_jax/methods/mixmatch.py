@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.system import rows
+from flatmatch_jax.system.arguments import NonNegative, Positive, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 _GUESSED = ('weak', 'weak2')
@@ -17,10 +18,10 @@ _ROWS = ('labeled', *_GUESSED)
 
 def mixmatch(
   steps: int,
-  temperature: float = 0.5,
-  alpha: float = 0.5,
-  weight: float = 100.0,
-  ramp: float = 0.4,
+  temperature: Positive = 0.5,
+  alpha: Positive = 0.5,
+  weight: NonNegative = 100.0,
+  ramp: Share = 0.4,
 ) -> Method:
   """MixMatch with two weak views and one mixing share for the whole batch."""
 

@@ -4,7 +4,7 @@ A teacher labels the unlabeled images for a student, and learns from whether
 the student, having learned from them, does better on the labeled images.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,14 @@ import optax
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.system.arguments import (
+  Decay,
+  NonNegative,
+  Number,
+  Positive,
+  PositiveCount,
+  Share,
+)
 from flatmatch_jax.types import Losses, PseudoLabels, PyTree
 
 
@@ -27,12 +35,12 @@ def mpl(
   forward,
   tx,
   init_network,
-  threshold: float = 0.6,
-  temperature: float = 0.7,
-  label_smoothing: float = 0.1,
-  uda_weight: float = 8.0,
-  uda_warmup_steps: int = 5000,
-  feedback_decay: float = 0.99,
+  threshold: Share = 0.6,
+  temperature: Positive = 0.7,
+  label_smoothing: Annotated[float, Number(0, 1, below=True)] = 0.1,
+  uda_weight: NonNegative = 8.0,
+  uda_warmup_steps: PositiveCount = 5000,
+  feedback_decay: Decay = 0.99,
 ) -> Method:
   """MPL with hard labels in the feedback and UDA as the teacher's own loss.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
 from flatmatch_jax.system import rows
+from flatmatch_jax.system.arguments import Decay, NonNegative, Positive, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 _ROWS = ('labeled', 'strong', 'strong2', 'weak')  # Mixed with each other.
@@ -25,13 +26,13 @@ class ReMixMatchState(NamedTuple):
 
 def remixmatch(
   steps: int,
-  temperature: float = 0.5,
-  alpha: float = 0.75,
-  weight: float = 1.5,
-  plain_weight: float = 0.5,
-  rotation_weight: float = 0.5,
-  ramp: float = 1 / 64,
-  decay: float = 0.999,
+  temperature: Positive = 0.5,
+  alpha: Positive = 0.75,
+  weight: NonNegative = 1.5,
+  plain_weight: NonNegative = 0.5,
+  rotation_weight: NonNegative = 0.5,
+  ramp: Share = 1 / 64,
+  decay: Decay = 0.999,
 ) -> Method:
   """ReMixMatch with two strong views, of labels that are balanced.
 

@@ -8,15 +8,16 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
 def vat(
   steps: int,
-  radius: float = 6.0,
-  weight: float = 0.3,
-  entropy_weight: float = 0.06,
-  ramp: float = 0.4,
+  radius: NonNegative = 6.0,
+  weight: NonNegative = 0.3,
+  entropy_weight: NonNegative = 0.06,
+  ramp: Share = 0.4,
 ) -> Method:
   """VAT with one power iteration, and minimal entropy, which is not ramped.
 

@@ -6,11 +6,12 @@ with L = (labeled, unlabeled). Equation numbers are those of the paper.
 """
 
 from collections.abc import Callable
-import inspect
 from typing import NamedTuple
 
 from flatmatch_jax.methods import METHODS
 from flatmatch_jax.step.perturb import Perturbation, ascent, last, memory
+from flatmatch_jax.system import arguments
+from flatmatch_jax.system.arguments import PositiveCount
 from flatmatch_jax.types import Losses, UserError, did_you_mean
 
 
@@ -53,8 +54,12 @@ RECIPES = {
 # thresholds and losses from FreeMatch.
 _ALONE = dict.fromkeys(RECIPES, 'freematch') | {'sam': 'supervised'}
 
-# After how many plain steps how many labels are fixed; datasets change them.
-_FIXED_ARGUMENTS = {'pretrain_steps': 16 * 1024, 'num_fixed': 500}
+
+class FixedLabels(NamedTuple):
+  """After how many plain steps how many labels are fixed, by dataset."""
+
+  pretrain_steps: PositiveCount = 16 * 1024
+  num_fixed: PositiveCount = 500
 
 
 class Choice(NamedTuple):
@@ -84,14 +89,27 @@ def parse(name: str) -> Choice:
   return Choice(method, recipe)
 
 
-def arguments(name: str) -> dict[str, float]:
+def defaults(name: str) -> dict[str, float]:
   """The recipe's arguments with their defaults, for a config to list."""
+  found: dict = {}
+  for factory in _factories(name):
+    found |= arguments.defaults(factory)
+  return found
+
+
+def bounds(name: str) -> dict[str, arguments.Number]:
+  """Which numbers the recipe's arguments take."""
+  found: dict = {}
+  for factory in _factories(name):
+    found |= arguments.bounds(factory)
+  return found
+
+
+def _factories(name):
   recipe = RECIPES[name]
   if recipe.perturb is None:
-    return {}
-  signature = inspect.signature(recipe.perturb).parameters
-  defaults = {key: value.default for key, value in signature.items()}
-  return defaults | (_FIXED_ARGUMENTS if recipe.fixed else {})
+    return []
+  return [recipe.perturb, FixedLabels] if recipe.fixed else [recipe.perturb]
 
 
 def create(name: str, **kwargs) -> tuple[Recipe, Perturbation | None]:
@@ -99,7 +117,7 @@ def create(name: str, **kwargs) -> tuple[Recipe, Perturbation | None]:
   recipe = RECIPES[name]
   if recipe.perturb is None:
     return recipe, None
-  own = {k: v for k, v in kwargs.items() if k not in _FIXED_ARGUMENTS}
+  own = {k: v for k, v in kwargs.items() if k not in FixedLabels._fields}
   return recipe, recipe.perturb(**own)
 
 
