@@ -86,8 +86,7 @@ def compiled_prepare(name):
       return outputs['images']
 
     _, rng = train_step.step_keys(state)
-    views, targets = setup.method.prepare(predict, state, batch, rng)
-    targets.pop('feedback', None)
+    views, targets, _ = setup.method.prepare(predict, state, batch, rng)
     teacher, _ = setup.forward(state.params, state.batch_stats, views)
     return teacher, targets, views
 
@@ -144,6 +143,15 @@ def perturbed(outputs):
   rng = np.random.default_rng(0)
   noisy = lambda x: x + jnp.float32(5 * rng.normal(size=x.shape))
   return jax.tree.map(noisy, outputs)
+
+
+def test_targets_are_arrays_over_a_batch(name):
+  """Or groups of a batch could not be cut from them."""
+  _, init, _ = compiled(name)
+  batch = batch_of(name)
+  _, targets, _ = jax.eval_shape(compiled_prepare(name), init(), batch)
+  sizes = {len(batch.labeled['label']), len(batch.unlabeled['index'])}
+  assert {x.shape[0] for x in jax.tree.leaves(targets)} <= sizes
 
 
 def test_state_and_guesses_ignore_the_student(name):

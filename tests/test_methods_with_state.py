@@ -517,11 +517,11 @@ def test_mpl_feedback_rewards_labels_that_help(helpful):
     | {'index': jnp.arange(1), 'truth': jnp.asarray([label])},
   )
   after, _ = step(state, batch)
-  _, targets = method.prepare(None, state, batch, None)
+  _, targets, kept = method.prepare(None, state, batch, None)
   taught = method.feedback(
-    state, after.replace(method=state.method), batch, targets
+    state, after.replace(method=state.method), batch, targets, kept
   )
-  untaught = method.feedback(state, state, batch, targets)
+  untaught = method.feedback(state, state, batch, targets, kept)
   assert (taught.mean_feedback > 0) == helpful
   difference = flat(image) @ np.asarray(
     taught.params['kernel'] - untaught.params['kernel']
@@ -572,7 +572,7 @@ def prepare_remixmatch(method, weak, step, batch=None):
 def test_remixmatch_aligns_with_the_updated_average(step):
   method = methods.create('remixmatch', {'steps': 640}, decay=0.9)
   weak = random_logits(2, 16, scale=1.5)
-  (_, targets), _ = prepare_remixmatch(method, weak, step)
+  (_, targets, _), _ = prepare_remixmatch(method, weak, step)
   probs = softmax(weak)
   mean = probs.mean(0)
   average = mean if step == 0 else 0.9 * 0.25 + 0.1 * mean
@@ -603,7 +603,7 @@ def test_remixmatch_mixes_images_and_labels_alike():
     labeled=batch.labeled | {'weak': shown(one_hot)},
     unlabeled=batch.unlabeled | {name: shown(guess) for name in method.views},
   )
-  (views, targets), _ = prepare_remixmatch(method, weak, 0, batch)
+  (views, targets, _), _ = prepare_remixmatch(method, weak, 0, batch)
   moved = 0
   for name, own in (
     ('labeled', one_hot),
@@ -621,7 +621,7 @@ def test_remixmatch_mixes_images_and_labels_alike():
 
 def test_remixmatch_turns_the_first_strong_view():
   method = methods.create('remixmatch', {'steps': 640})
-  (views, targets), batch = prepare_remixmatch(
+  (views, targets, _), batch = prepare_remixmatch(
     method, random_logits(2, 16), step=0
   )
   strong = np.asarray(batch.unlabeled['strong'])

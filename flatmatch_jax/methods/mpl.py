@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system.arguments import (
   Decay,
   NonNegative,
@@ -61,7 +61,7 @@ def mpl(
     return jax.nn.softmax(logits / temperature), confident.astype(jnp.float32)
 
   def prepare(predict, state, batch, rng):
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
 
     def teach(params):
       outputs, _ = forward(params, state.batch_stats, views)
@@ -71,9 +71,9 @@ def mpl(
 
     # `feedback` pulls the teacher's gradient back through this same pass.
     logits, pull_back, weak = jax.vjp(teach, state.method.params, has_aux=True)
-    targets['feedback'] = logits, weak, pull_back
     targets['probs'], targets['mask'] = targets_from(logits['strong'])
-    return {name: views[name] for name in ('labeled', 'strong')}, targets
+    views = {name: views[name] for name in ('labeled', 'strong')}
+    return Prepared(views, targets, kept=(logits, weak, pull_back))
 
   def loss(student, teacher, targets, state, step):
     del teacher, step  # The student's own predictions teach nothing here.
@@ -95,7 +95,7 @@ def mpl(
     meta = improvement * losses.cross_entropy(strong, strong.argmax(-1))
     return labeled + uda_weight * ramp * uda + meta
 
-  def feedback(before, after, batch, targets):
+  def feedback(before, after, batch, targets, kept):
     def student_loss(params):
       views = {'labeled': batch.labeled['weak']}
       outputs, _ = forward(params, before.batch_stats, views)
@@ -104,7 +104,7 @@ def mpl(
     params, opt_state, mean = after.method
     improvement = student_loss(before.params) - student_loss(after.params)
     mean = feedback_decay * mean + (1 - feedback_decay) * improvement
-    logits, weak, pull_back = targets['feedback']
+    logits, weak, pull_back = kept
     cotangent = jax.grad(teacher_loss)(
       logits, weak, targets['label'], improvement - mean, before.step
     )

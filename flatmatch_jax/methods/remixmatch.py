@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system import rows
 from flatmatch_jax.system.arguments import Decay, NonNegative, Positive, Share
 from flatmatch_jax.types import Losses, PseudoLabels
@@ -58,7 +58,7 @@ def remixmatch(
 
   def prepare(predict, state, batch, rng):
     mix_rng, turn_rng = jax.random.split(rng)
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
     plain = views['strong']
     probs = jax.nn.softmax(predict(views['weak']).logits)  # [U, K]
     average = update(state.method, probs, state.step).probs
@@ -75,7 +75,7 @@ def remixmatch(
     turns = jax.random.randint(turn_rng, (len(guess),), 0, 4)
     views |= {'strong_plain': plain, 'strong_rotated': rotate(plain, turns)}
     targets |= {'guess': guess, 'turns': turns, 'probs': probs}
-    return views, targets
+    return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):
     del teacher

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
@@ -25,12 +25,12 @@ def vat(
   """
 
   def prepare(predict, state, batch, rng):
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
     logits = lambda images: predict(images).logits
     noise = unit(jax.random.normal(rng, views['weak'].shape))
     direction = unit(curvature(logits, views['weak'], noise))
     views['strong'] = views['weak'] + radius * direction
-    return views, targets
+    return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):
     probs = jax.nn.softmax(teacher['weak'].logits)  # [U, K]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax.methods.base import Method
+from flatmatch_jax.methods.base import Method, Prepared
 from flatmatch_jax.methods.losses import cross_entropy
 from flatmatch_jax.step.forward import Forward
 from flatmatch_jax.step.perturb import Perturbation
@@ -106,7 +106,7 @@ def _weighted(weights, losses):
   return sum(terms, start=jnp.zeros(()))
 
 
-def prepare(forward, method, state, batch):
+def prepare(forward, method, state, batch) -> Prepared:
   """The method's views and targets for this step's batch, at θ."""
 
   def predict(images, params=state.params):
@@ -138,7 +138,7 @@ def make_train_step(
   groups = perturb.groups if perturb else 1
 
   def train_step(state, batch):
-    views, targets = prepare(forward, method, state, batch)
+    views, targets, kept = prepare(forward, method, state, batch)
     objective = make_objective(forward, method, state)
     gradient = jax.grad(objective, has_aux=True)
     grads, clean = gradient(state.params, clean_row, views, targets)
@@ -178,8 +178,7 @@ def make_train_step(
         'unlabeled_loss': clean.losses.unlabeled,
       }
     else:
-      rows = {k: v for k, v in targets.items() if k != 'feedback'}
-      parts = views, rows, clean.outputs, batch.fixed
+      parts = views, targets, clean.outputs, batch.fixed
       if groups == 1:
         worst_grads, memory, metrics = worst_pass(*parts)
       else:
@@ -194,7 +193,9 @@ def make_train_step(
     metrics |= _describe(clean, batch)
     metrics['gradient_norm'] = optax.tree.norm(grads)
     after = _advance(state, grads, clean, memory, tx, ema_decay, bn_momentum)
-    after = after.replace(method=method.feedback(state, after, batch, targets))
+    after = after.replace(
+      method=method.feedback(state, after, batch, targets, kept)
+    )
     after = _unless_finite_keep(state, after, metrics)
     return after, metrics | {
       'skipped_steps': after.skipped.total,
@@ -278,7 +279,7 @@ def make_clean_losses(forward: Forward, method: Method):
   """
 
   def clean_losses(state, batch):
-    views, targets = prepare(forward, method, state, batch)
+    views, targets, _ = prepare(forward, method, state, batch)
     objective = make_objective(forward, method, state)
     weights = Losses(1.0, 1.0)
     return objective(state.params, weights, views, targets)[1].losses
