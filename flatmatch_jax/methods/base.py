@@ -34,8 +34,8 @@ class Method(NamedTuple):
   Attributes:
     loss: (student, teacher, targets, method_state, step) -> (Losses,
       method_state, metrics). `student` and `teacher` are Outputs. Metrics are
-      scalars, and 'pseudo_labels' where the method guesses labels. A table
-      over all examples comes back as Entries.
+      scalars, and 'pseudo_labels' where the method guesses labels. A method
+      with a table over all examples returns its state as Pending.
     prepare: (predict, train_state, batch, rng) -> Prepared. Outside
       differentiation: guesses labels, mixes images, seeks adversarial noise.
     init: (rng, variables, DatasetInfo) -> method_state.
