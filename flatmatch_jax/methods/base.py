@@ -31,6 +31,10 @@ class Method(NamedTuple):
   Targets, masks and the new state may depend on everything but `student`, and
   gradients reach only `student`: then any recipe may move the student to θ + ε.
 
+  Each loss has rows of its own: of the student, the labeled loss takes the
+  views whose names start with 'labeled', and the unlabeled loss all others.
+  Then a recipe can take one loss without the other, and without its passes.
+
   Attributes:
     loss: (student, teacher, targets, method_state, step) -> (Losses,
       method_state, metrics). `student` and `teacher` are Outputs. Metrics are
