@@ -50,6 +50,9 @@ class Method(NamedTuple):
       still is what a recipe may climb.
     views: names of the unlabeled views the data pipeline must make; none means
       that the method has no unlabeled loss.
+    populations: groups of views, by name, that share BatchNorm's statistics
+      whatever `config.batch_norm` is; it groups the views that none names. To
+      be in two populations, images are two views.
   """
 
   loss: Callable
@@ -59,3 +62,4 @@ class Method(NamedTuple):
   heads: tuple[tuple[str, int], ...] = ()
   trains_on: Losses = Losses(1.0, 1.0)
   views: tuple[str, ...] = ('weak', 'strong')
+  populations: tuple[tuple[str, ...], ...] = ()

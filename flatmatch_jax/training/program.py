@@ -68,6 +68,7 @@ def create(
     config.batch_norm,
     config.microbatches,
     sharding.make_gather(mesh),
+    method.populations,
   )
   make_step = functools.partial(
     train_step.make_train_step,
