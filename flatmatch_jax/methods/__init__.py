@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import inspect
 
+from flatmatch_jax.methods.adamatch import adamatch
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.methods.dash import dash
 from flatmatch_jax.methods.fixmatch import fixmatch
@@ -31,6 +32,7 @@ METHODS: dict[str, Callable[..., Method]] = {
   'uda': uda,
   'fixmatch': fixmatch,
   'dash': dash,
+  'adamatch': adamatch,
   'mpl': mpl,
   'flexmatch': flexmatch,
   'softmatch': softmatch,
