@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.chips import CHIPS, Chip, batch_factor
-from flatmatch_jax import data, methods, models
+from flatmatch_jax import data, models
 from flatmatch_jax.paper import cells, cost
 from flatmatch_jax.step import recipes
 
@@ -124,7 +124,7 @@ class Step(NamedTuple):
 
 def step(config, net: Network, chips: int) -> Step:
   """A step of the config's batch, which divides by the chips."""
-  method, recipe = recipes.parse(config.method, methods.METHODS)
+  method, recipe = recipes.parse(config.method)
   worth = cost.images_per_step(config, method, recipe)
   under = recipe != 'plain'
   remembers = recipe in ('flatmatch_e', 'flatmatch_last')

@@ -105,7 +105,7 @@ def main():
     for recipe in args.recipes.split(','):
       try:
         name = method if recipe == 'plain' else f'{method}+{recipe}'
-        recipes.parse(name, METHODS)
+        recipes.parse(name)
       except UserError as error:
         parser.error(str(error))
       has_unlabeled = method != 'supervised'

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from configs import cifar10
-from flatmatch_jax import methods
 from flatmatch_jax.data import resident, sources, splits
 from flatmatch_jax.step import recipes, train_step
 from flatmatch_jax.system import sharding
@@ -122,7 +121,7 @@ def update(setup: Setup):
   `update(state, grads) -> (state, θ + ε)`; `grads` are those of `gradients`.
   """
   config = setup.config
-  _, name = recipes.parse(config.method, methods.METHODS)
+  _, name = recipes.parse(config.method)
   _, perturb = recipes.create(name, **config.recipe_args)
   tx = program_lib.make_optimizer(config, setup.program.schedule)
 

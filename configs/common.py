@@ -64,7 +64,7 @@ def base(
   in a short one until you set them: see flatmatch_jax/training/run_length.py.
   """
   variant = parse(arg, **defaults)
-  method, recipe = recipes.parse(variant['method'], methods.METHODS)
+  method, recipe = recipes.parse(variant['method'])
   config = ml_collections.ConfigDict(
     {
       'dataset': dataset,
@@ -80,8 +80,8 @@ def base(
       'unlabeled_imbalance': 1.0,  # Of the unlabeled pool.
       'num_val': 0,  # Training images held out to choose a checkpoint by.
       # Arguments of the method and of the recipe, by their own names.
-      'method_args': methods.arguments(method),
-      'recipe_args': recipes.arguments(recipe),
+      'method_args': methods.defaults(method),
+      'recipe_args': recipes.defaults(recipe),
       'model': 'wrn_28_2',
       'pretrained': '',  # File of weights to start a ViT from.
       'dtype': 'float32',  # bfloat16 computes in it; parameters stay float32.

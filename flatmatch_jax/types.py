@@ -52,19 +52,30 @@ class PseudoLabels(NamedTuple):
 
 
 class Entries(NamedTuple):
-  """A table and what a step, if it is kept, enters: a leaf of a method's state.
+  """What a step writes into a table [N]."""
 
-  Over all examples a table is too large to be copied at every step.
+  rows: jax.Array  # [U], N where nothing is written.
+  values: jax.Array  # [U]
+
+
+class Pending(NamedTuple):
+  """A method's new state, but for tables that are yet to be written.
+
+  Whether a step is kept is known only at its end, and a table over all
+  examples is too large to be copied for that at every step.
   """
 
-  table: jax.Array  # [N]
-  rows: jax.Array  # [U], N where nothing is entered.
-  value: jax.Array  # [U]
+  state: Any  # A NamedTuple; its tables are those before the step.
+  entries: dict[str, Entries]  # By the field of the table.
 
-  def entered(self, kept: jax.Array | bool) -> jax.Array:
-    """The table with the entries, or without where they are not `kept`."""
-    rows = jnp.where(kept, self.rows, len(self.table))
-    return self.table.at[rows].set(self.value, mode='drop')
+  def written(self, kept: jax.Array | bool = True) -> Any:
+    """The state with its tables written, where the step is `kept`."""
+    tables = {}
+    for name, (rows, values) in self.entries.items():
+      table = getattr(self.state, name)
+      rows = jnp.where(kept, rows, len(table))
+      tables[name] = table.at[rows].set(values, mode='drop')
+    return self.state._replace(**tables) if tables else self.state
 
 
 class DatasetInfo(NamedTuple):

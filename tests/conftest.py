@@ -80,7 +80,11 @@ class Setup:
     factory = self.recipe.perturb
     self.perturb = factory and factory(**recipe_args)
     self.forward = make_forward(
-      self.model, layout, microbatches, sharding.make_gather(mesh)
+      self.model,
+      layout,
+      microbatches,
+      sharding.make_gather(mesh),
+      method.populations,
     )
     self.step = train_step.make_train_step(
       self.forward, self.method, self.tx, self.recipe, self.perturb

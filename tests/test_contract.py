@@ -86,8 +86,7 @@ def compiled_prepare(name):
       return outputs['images']
 
     rng = train_step.step_keys(state).method
-    views, targets = setup.method.prepare(predict, state, batch, rng)
-    targets.pop('feedback', None)
+    views, targets, _ = setup.method.prepare(predict, state, batch, rng)
     teacher, _ = setup.forward(state.params, state.batch_stats, views)
     return teacher, targets, views
 
@@ -146,6 +145,15 @@ def perturbed(outputs):
   return jax.tree.map(noisy, outputs)
 
 
+def test_targets_are_arrays_over_a_batch(name):
+  """Or groups of a batch could not be cut from them."""
+  _, init, _ = compiled(name)
+  batch = batch_of(name)
+  _, targets, _ = jax.eval_shape(compiled_prepare(name), init(), batch)
+  sizes = {len(batch.labeled['label']), len(batch.unlabeled['index'])}
+  assert {x.shape[0] for x in jax.tree.leaves(targets)} <= sizes
+
+
 def test_state_and_guesses_ignore_the_student(name):
   setup, init, _ = compiled(name)
   state, batch = late(init()), batch_of(name)
@@ -167,17 +175,17 @@ def test_state_and_guesses_ignore_the_student(name):
     assert weight.max() > 0
 
 
-def test_each_loss_has_a_gradient_by_the_student(name):
+def test_each_loss_has_rows_of_its_own(name):
   setup, init, _ = compiled(name)
   state = late(init())
   teacher, targets, _ = compiled_prepare(name)(state, batch_of(name))
   rows, _ = compiled_loss(name)(perturbed(teacher), teacher, targets, state)
+  labeled = {k: rows.pop(k) for k in list(rows) if k.startswith('labeled')}
   largest = lambda tree, row: max(
     float(jnp.abs(x[row]).max()) for x in jax.tree.leaves(tree)
   )
-  # Each loss has rows of its own: then a recipe can tell them apart.
-  assert largest(rows['labeled'], 0) > 1e-4
-  assert largest(rows.pop('labeled'), 1) == 0
+  assert all(largest(view, 0) > 1e-4 for view in labeled.values())
+  assert largest(labeled, 1) == 0
   if setup.method.views:
     assert largest(rows, 0) == 0
     assert largest(rows, 1) > 1e-4

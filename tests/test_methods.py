@@ -161,7 +161,7 @@ def test_mean_teacher_has_the_averaged_weights_and_the_statistics_of_a_batch():
   state = jax.jit(setup.init)()
   average = jax.tree.map(lambda x: x + 0.1, state.params)
   state = state.replace(ema_params=average)
-  views, targets = prepared(setup, state, batch)
+  views, targets, _ = prepared(setup, state, batch)
   assert set(views) == {'labeled', 'weak2'}
   np.testing.assert_array_equal(views['weak2'], batch.unlabeled['weak2'])
   variables = {'params': average, 'batch_stats': state.batch_stats}
@@ -218,7 +218,7 @@ def test_vat_direction_is_that_of_finite_differences():
 def test_vat_view_is_radius_away_and_worse_than_noise():
   setup = Setup('vat')
   state, batch = jax.jit(setup.init)(), make_batch(views=('weak',))
-  views, targets = prepared(setup, state, batch)
+  views, targets, _ = prepared(setup, state, batch)
   weak = batch.unlabeled['weak']
   np.testing.assert_array_equal(views['weak'], weak)
   assert set(views) == {'labeled', 'weak', 'strong'}
@@ -283,7 +283,7 @@ def test_mixmatch_mixes_labels_as_it_mixes_images():
   shares = []
   for seed in range(8):
     key = jax.random.key(seed)
-    views, targets = method.prepare(predict, None, batch, key)
+    views, targets, _ = method.prepare(predict, None, batch, key)
     assert list(views) == ['labeled', 'weak', 'weak2']
     mixing = np.concatenate([v.reshape(-1, 64)[:, :n] for v in views.values()])
     mixed = np.concatenate([targets[name] for name in views])

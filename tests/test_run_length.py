@@ -77,9 +77,9 @@ NAMES = [*methods.METHODS, 'sam', 'flatmatch_e', 'flatmatch_fix']
 def test_a_long_run_has_the_papers_numbers(name):
   """Those of the signatures, to the bit."""
   config = cifar10.get_config(f'method={name}')
-  method, recipe = recipes.parse(name, methods.METHODS)
-  assert config.method_args.to_dict() == methods.arguments(method)
-  assert config.recipe_args.to_dict() == recipes.arguments(recipe)
+  method, recipe = recipes.parse(name)
+  assert config.method_args.to_dict() == methods.defaults(method)
+  assert config.recipe_args.to_dict() == recipes.defaults(recipe)
   assert config.ema_decay == config.bn_momentum == 0.999
 
 

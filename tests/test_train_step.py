@@ -11,10 +11,11 @@ import numpy as np
 import optax
 import pytest
 
+from flatmatch_jax import methods
 from flatmatch_jax.methods import losses
 from flatmatch_jax.models.wide_resnet import WideResNet
 from flatmatch_jax.step import perturb, recipes, train_step
-from flatmatch_jax.step.forward import LAYOUTS
+from flatmatch_jax.step.forward import LAYOUTS, populations
 from flatmatch_jax.step.recipes import Recipe
 from flatmatch_jax.types import Losses, Prediction
 
@@ -179,6 +180,50 @@ def test_memory_of_flatmatch_e_follows_its_recursion():
     state, metrics = step(state, batch)
     trees_close(state.perturb, memory, rtol=1e-4)
   np.testing.assert_allclose(metrics['offset_norm'], 0.3, rtol=1e-5)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_views_follow_the_populations_of_a_method_before_the_layout(layout):
+  own = (('labeled',), ('labeled_joint', 'weak', 'strong2'))
+  names = ['weak', 'labeled', 'fixed', 'labeled_joint', 'strong']
+  others = {
+    'joint': [['fixed', 'strong']],
+    'clean_strong': [['fixed'], ['strong']],
+    'split': [['fixed'], ['strong']],
+  }
+  expected = [['labeled'], ['labeled_joint', 'weak'], *others[layout]]
+  assert populations(names, layout, own) == expected
+
+
+def test_images_in_two_populations_are_normalized_by_both(batch):
+  """Labeled images alone and together with unlabeled ones, as by hand."""
+  own = (('labeled',), ('labeled_joint', 'weak'))
+  method = methods.create('fixmatch')._replace(populations=own)
+  setup = Setup(method)
+  state = jax.jit(setup.init)()
+  labeled, weak = batch.labeled['weak'], batch.unlabeled['weak']
+  views = {'labeled': labeled, 'labeled_joint': labeled, 'weak': weak}
+  found, stats = jax.jit(setup.forward)(state.params, state.batch_stats, views)
+
+  @jax.jit
+  def by_hand(images):
+    variables = {'params': state.params, 'batch_stats': state.batch_stats}
+    return setup.model.apply(
+      variables, images, train=True, mutable=['batch_stats']
+    )
+
+  alone, _ = by_hand(labeled)
+  joint, updates = by_hand(jnp.concatenate([labeled, weak]))
+  labeled_joint, weak_joint = jnp.split(joint.logits, [len(labeled)])
+  logits = {name: output.logits for name, output in found.items()}
+  expected = {
+    'labeled': alone.logits,
+    'labeled_joint': labeled_joint,
+    'weak': weak_joint,
+  }
+  trees_close(logits, expected, rtol=1e-4, atol=1e-5)
+  assert jnp.abs(alone.logits - labeled_joint).max() > 1e-3
+  trees_close(stats, updates['batch_stats'], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)

@@ -3,16 +3,20 @@
 import contextlib
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
+from typing import Annotated
 
 from absl import flags
 from ml_collections import config_flags
 import pytest
 
 from flatmatch_jax import methods
+from flatmatch_jax.methods.base import Method
 from flatmatch_jax.step import recipes
 from flatmatch_jax.system import cli
+from flatmatch_jax.system.arguments import whole
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import loop, rules, setup
 from flatmatch_jax.types import UserError
@@ -452,12 +456,12 @@ def test_right_input_reaches_the_work(monkeypatch, tmp_path):
 ARGUMENTS = [
   (method, 'method_args', name)
   for method in methods.METHODS
-  for name in methods.arguments(method)
+  for name in methods.defaults(method)
 ] + [
   (recipe, 'recipe_args', name)
   for recipe in recipes.RECIPES
   if recipe != 'plain'
-  for name in recipes.arguments(recipe)
+  for name in recipes.defaults(recipe)
 ]
 
 
@@ -473,6 +477,22 @@ def test_every_argument_of_every_method_has_bounds(method, part, name):
       config[part][name] = value
     with pytest.raises(UserError, match=name):
       config_lib.check(config)
+
+
+def test_a_method_states_the_bounds_of_its_arguments_itself(monkeypatch):
+  def new(turns: Annotated[int, whole(1, 8)] = 2):
+    return Method(lambda *args: None)
+
+  monkeypatch.setitem(methods.METHODS, 'new', new)
+  config = get_config('digits', 'method=new')
+  config_lib.check(config)
+  config.method_args.turns = 9
+  message = (
+    'config.method_args.turns=9 must be a whole number, at least 1 and at '
+    'most 8. Set --config.method_args.turns.'
+  )
+  with pytest.raises(UserError, match=f'^{re.escape(message)}$'):
+    config_lib.check(config)
 
 
 @pytest.mark.parametrize('dataset', [*DATASETS, 'folder', 'npz', 'tfds'])

@@ -14,7 +14,7 @@ def make_guess(forward: Forward, method: Method):
 
   @jax.jit
   def guess(state, batch):
-    views, targets = train_step.prepare(forward, method, state, batch)
+    views, targets, _ = train_step.prepare(forward, method, state, batch)
     objective = train_step.make_objective(forward, method, state)
     _, found = objective(state.params, Losses(1.0, 1.0), views, targets)
     return found.metrics['pseudo_labels']

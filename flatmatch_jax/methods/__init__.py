@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import inspect
 
+from flatmatch_jax.methods.adamatch import adamatch
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.methods.dash import dash
 from flatmatch_jax.methods.fixmatch import fixmatch
@@ -18,6 +19,7 @@ from flatmatch_jax.methods.softmatch import softmatch
 from flatmatch_jax.methods.supervised import supervised
 from flatmatch_jax.methods.uda import uda
 from flatmatch_jax.methods.vat import vat
+from flatmatch_jax.system import arguments
 
 METHODS: dict[str, Callable[..., Method]] = {
   'supervised': supervised,
@@ -30,6 +32,7 @@ METHODS: dict[str, Callable[..., Method]] = {
   'uda': uda,
   'fixmatch': fixmatch,
   'dash': dash,
+  'adamatch': adamatch,
   'mpl': mpl,
   'flexmatch': flexmatch,
   'softmatch': softmatch,
@@ -37,13 +40,14 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def arguments(name: str) -> dict[str, float]:
+def defaults(name: str) -> dict[str, float]:
   """The method's arguments with their defaults, for a config to list."""
-  return {
-    key: value.default
-    for key, value in inspect.signature(METHODS[name]).parameters.items()
-    if value.default is not inspect.Parameter.empty
-  }
+  return arguments.defaults(METHODS[name])
+
+
+def bounds(name: str) -> dict[str, arguments.Number]:
+  """Which numbers the method's arguments take."""
+  return arguments.bounds(METHODS[name])
 
 
 def create(name: str, context: dict | None = None, **kwargs) -> Method:
@@ -54,7 +58,7 @@ def create(name: str, context: dict | None = None, **kwargs) -> Method:
   `init_network`, a function from a random key to the network's variables.
   """
   needed = set(inspect.signature(METHODS[name]).parameters) - set(
-    arguments(name)
+    defaults(name)
   )
   return METHODS[name](
     **{key: (context or {})[key] for key in needed}, **kwargs

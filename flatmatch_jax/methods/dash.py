@@ -4,7 +4,7 @@ Unlabeled images count while their loss is below a threshold, and the threshold
 falls as training goes on.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,14 @@ import optax
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import (
+  Count,
+  NonNegative,
+  Number,
+  Positive,
+  PositiveCount,
+  Share,
+)
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
@@ -22,13 +30,13 @@ class DashState(NamedTuple):
 
 
 def dash(
-  decrease: float = 1.27,
-  scale: float = 1.0001,
-  min_threshold: float = 0.05,
-  temperature: float = 0.5,
-  warmup_steps: int = 2048,
-  interval: int = 10 * 1024,
-  weight: float = 1.0,
+  decrease: Annotated[float, Number(1, 1e6)] = 1.27,
+  scale: Positive = 1.0001,
+  min_threshold: Share = 0.05,
+  temperature: Positive = 0.5,
+  warmup_steps: Count = 2048,
+  interval: PositiveCount = 10 * 1024,
+  weight: NonNegative = 1.0,
 ) -> Method:
   """Dash with the threshold ρ_k = max(C·γ^-k·ρ̂, ρ_min) in interval k.
 

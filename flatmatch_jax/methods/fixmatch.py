@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
-def fixmatch(threshold: float = 0.95, weight: float = 1.0) -> Method:
+def fixmatch(threshold: Share = 0.95, weight: NonNegative = 1.0) -> Method:
   """FixMatch with hard pseudo-labels and a fixed confidence threshold."""
 
   def loss(student, teacher, targets, state, step):

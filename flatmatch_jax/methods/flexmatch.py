@@ -4,28 +4,29 @@ A class that is rarely predicted with confidence is being learned slowly, so
 its confidence threshold is lowered: curriculum pseudo-labeling.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
-from flatmatch_jax.types import Entries, Losses, PseudoLabels
+from flatmatch_jax.system.arguments import NonNegative, Share
+from flatmatch_jax.types import Entries, Losses, Pending, PseudoLabels
 
 
 class FlexMatchState(NamedTuple):
   """Each image's last confident class, and how many images have which."""
 
   # [N]: -1 where there has been none. An image outside the unlabeled pool keeps
-  # -1 and is not counted. What `loss` returns is Entries of it.
-  table: Any
+  # -1 and is not counted.
+  table: jax.Array
   # [K + 1]: of each class and, last, of -1. Kept beside the table, not counted
   # anew: a batch changes hundreds of the table's entries, out of a million.
   counts: jax.Array
 
 
-def flexmatch(threshold: float = 0.95, weight: float = 1.0) -> Method:
+def flexmatch(threshold: Share = 0.95, weight: NonNegative = 1.0) -> Method:
   """FlexMatch with threshold warm-up and the convex mapping."""
 
   def init(rng, variables, info):
@@ -45,7 +46,7 @@ def flexmatch(threshold: float = 0.95, weight: float = 1.0) -> Method:
     status = state.counts[:-1] / state.counts.max()  # β [K]
     thresholds = threshold * status / (2 - status)
     mask = (confidence >= thresholds[guess]).astype(jnp.float32)  # [U]
-    state = write(state, targets['index'], guess, confidence >= threshold)
+    pending = write(state, targets['index'], guess, confidence >= threshold)
 
     labeled = losses.cross_entropy(student['labeled'].logits, targets['label'])
     unlabeled = losses.cross_entropy(student['strong'].logits, guess, mask)
@@ -53,25 +54,23 @@ def flexmatch(threshold: float = 0.95, weight: float = 1.0) -> Method:
       'pseudo_labels': PseudoLabels(guess, mask),
       'threshold': thresholds.mean(),
     }
-    return Losses(labeled, weight * unlabeled), state, metrics
+    return Losses(labeled, weight * unlabeled), pending, metrics
 
   return Method(loss, init=init)
 
 
-def write(state: FlexMatchState, index, guess, confident) -> FlexMatchState:
+def write(state: FlexMatchState, index, guess, confident) -> Pending:
   """Enters the confident guesses [U]; of several for one image the last."""
   row = jnp.arange(len(index))
   again = (index[:, None] == index) & (row[:, None] < row) & confident
   enters = confident & ~again.any(-1)  # [U]
   old = state.table[index]  # Its -1 is also the place of -1 in the counts.
   enters_once = enters.astype(jnp.int32)
-  return FlexMatchState(
-    table=Entries(
-      state.table,
-      jnp.where(enters, index, len(state.table)),
-      # What is dropped may be anything; that it comes from the table makes
-      # XLA read before it writes, in place.
-      jnp.where(enters, guess, old),
-    ),
-    counts=state.counts.at[old].add(-enters_once).at[guess].add(enters_once),
+  counts = state.counts.at[old].add(-enters_once).at[guess].add(enters_once)
+  entries = Entries(
+    rows=jnp.where(enters, index, len(state.table)),
+    # What is dropped may be anything; that it comes from the table makes
+    # XLA read before it writes, in place.
+    values=jnp.where(enters, guess, old),
   )
+  return Pending(state._replace(counts=counts), {'table': entries})

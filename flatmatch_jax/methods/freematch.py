@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import Count, Decay, NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels, UserError
 
 
@@ -23,12 +24,12 @@ class FreeMatchState(NamedTuple):
 
 
 def freematch(
-  fairness_weight: float = 0.05,
-  decay: float = 0.999,
-  weight: float = 1.0,
-  min_threshold: float = 0.0,
-  max_threshold: float = 1.0,
-  warmup_steps: int = 0,
+  fairness_weight: NonNegative = 0.05,
+  decay: Decay = 0.999,
+  weight: NonNegative = 1.0,
+  min_threshold: Share = 0.0,
+  max_threshold: Share = 1.0,
+  warmup_steps: Count = 0,
 ) -> Method:
   """FreeMatch with self-adaptive thresholds and self-adaptive fairness.
 

@@ -7,21 +7,24 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
-def mean_teacher(steps: int, weight: float = 50.0, ramp: float = 0.4) -> Method:
+def mean_teacher(
+  steps: int, weight: NonNegative = 50.0, ramp: Share = 0.4
+) -> Method:
   """Mean Teacher: the teacher has the averaged weights that are evaluated.
 
   It normalizes by the statistics of its batch, as the student does.
   """
 
   def prepare(predict, state, batch, rng):
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
     # The student does not see the teacher's view: a pass less.
     teacher = predict(views.pop('weak'), params=state.ema_params)
-    return views, targets | {'probs': jax.nn.softmax(teacher.logits)}
+    return Prepared(views, targets | {'probs': jax.nn.softmax(teacher.logits)})
 
   def loss(student, teacher, targets, state, step):
     del teacher  # The network at θ; ours is in the targets.

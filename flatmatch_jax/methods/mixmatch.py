@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system import rows
+from flatmatch_jax.system.arguments import NonNegative, Positive, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 _GUESSED = ('weak', 'weak2')
@@ -17,15 +18,15 @@ _ROWS = ('labeled', *_GUESSED)
 
 def mixmatch(
   steps: int,
-  temperature: float = 0.5,
-  alpha: float = 0.5,
-  weight: float = 100.0,
-  ramp: float = 0.4,
+  temperature: Positive = 0.5,
+  alpha: Positive = 0.5,
+  weight: NonNegative = 100.0,
+  ramp: Share = 0.4,
 ) -> Method:
   """MixMatch with two weak views and one mixing share for the whole batch."""
 
   def prepare(predict, state, batch, rng):
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
     probs = [jax.nn.softmax(predict(views[k]).logits) for k in _GUESSED]
     guess = losses.sharpen(jnp.mean(jnp.stack(probs), 0), temperature)  # [U, K]
     label = jax.nn.one_hot(targets['label'], guess.shape[-1])  # [B, K]
@@ -38,7 +39,7 @@ def mixmatch(
     lengths = len(label), len(guess), len(guess)
     views = dict(zip(_ROWS, rows.separate(images, lengths), strict=True))
     targets = dict(zip(_ROWS, rows.separate(labels, lengths), strict=True))
-    return views, targets | {'guess': guess.argmax(-1)}
+    return Prepared(views, targets | {'guess': guess.argmax(-1)})
 
   def loss(student, teacher, targets, state, step):
     del teacher

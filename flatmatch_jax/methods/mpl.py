@@ -4,14 +4,22 @@ A teacher labels the unlabeled images for a student, and learns from whether
 the student, having learned from them, does better on the labeled images.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
+from flatmatch_jax.system.arguments import (
+  Decay,
+  NonNegative,
+  Number,
+  Positive,
+  PositiveCount,
+  Share,
+)
 from flatmatch_jax.types import Losses, PseudoLabels, PyTree
 
 
@@ -27,12 +35,12 @@ def mpl(
   forward,
   tx,
   init_network,
-  threshold: float = 0.6,
-  temperature: float = 0.7,
-  label_smoothing: float = 0.1,
-  uda_weight: float = 8.0,
-  uda_warmup_steps: int = 5000,
-  feedback_decay: float = 0.99,
+  threshold: Share = 0.6,
+  temperature: Positive = 0.7,
+  label_smoothing: Annotated[float, Number(0, 1, below=True)] = 0.1,
+  uda_weight: NonNegative = 8.0,
+  uda_warmup_steps: PositiveCount = 5000,
+  feedback_decay: Decay = 0.99,
 ) -> Method:
   """MPL with hard labels in the feedback and UDA as the teacher's own loss.
 
@@ -53,7 +61,7 @@ def mpl(
     return jax.nn.softmax(logits / temperature), confident.astype(jnp.float32)
 
   def prepare(predict, state, batch, rng):
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
 
     def teach(params):
       outputs, _ = forward(params, state.batch_stats, views)
@@ -63,9 +71,9 @@ def mpl(
 
     # `feedback` pulls the teacher's gradient back through this same pass.
     logits, pull_back, weak = jax.vjp(teach, state.method.params, has_aux=True)
-    targets['feedback'] = logits, weak, pull_back
     targets['probs'], targets['mask'] = targets_from(logits['strong'])
-    return {name: views[name] for name in ('labeled', 'strong')}, targets
+    views = {name: views[name] for name in ('labeled', 'strong')}
+    return Prepared(views, targets, kept=(logits, weak, pull_back))
 
   def loss(student, teacher, targets, state, step):
     del teacher, step  # The student's own predictions teach nothing here.
@@ -87,7 +95,7 @@ def mpl(
     meta = improvement * losses.cross_entropy(strong, strong.argmax(-1))
     return labeled + uda_weight * ramp * uda + meta
 
-  def feedback(before, after, batch, targets):
+  def feedback(before, after, batch, targets, kept):
     def student_loss(params):
       views = {'labeled': batch.labeled['weak']}
       outputs, _ = forward(params, before.batch_stats, views)
@@ -96,7 +104,7 @@ def mpl(
     params, opt_state, mean = after.method
     improvement = student_loss(before.params) - student_loss(after.params)
     mean = feedback_decay * mean + (1 - feedback_decay) * improvement
-    logits, weak, pull_back = targets['feedback']
+    logits, weak, pull_back = kept
     cotangent = jax.grad(teacher_loss)(
       logits, weak, targets['label'], improvement - mean, before.step
     )

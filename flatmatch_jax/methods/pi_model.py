@@ -8,10 +8,13 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
-def pi_model(steps: int, weight: float = 10.0, ramp: float = 0.4) -> Method:
+def pi_model(
+  steps: int, weight: NonNegative = 10.0, ramp: Share = 0.4
+) -> Method:
   """Π-Model: the gradient takes one of the two views, the other is a target."""
 
   def loss(student, teacher, targets, state, step):

@@ -8,11 +8,15 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
 def pseudo_label(
-  steps: int, threshold: float = 0.95, weight: float = 1.0, ramp: float = 0.4
+  steps: int,
+  threshold: Share = 0.95,
+  weight: NonNegative = 1.0,
+  ramp: Share = 0.4,
 ) -> Method:
   """Pseudo-Label with a fixed threshold; target and prediction share a view."""
 

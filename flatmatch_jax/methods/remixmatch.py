@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system import rows
+from flatmatch_jax.system.arguments import Decay, NonNegative, Positive, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 _ROWS = ('labeled', 'strong', 'strong2', 'weak')  # Mixed with each other.
@@ -25,13 +26,13 @@ class ReMixMatchState(NamedTuple):
 
 def remixmatch(
   steps: int,
-  temperature: float = 0.5,
-  alpha: float = 0.75,
-  weight: float = 1.5,
-  plain_weight: float = 0.5,
-  rotation_weight: float = 0.5,
-  ramp: float = 1 / 64,
-  decay: float = 0.999,
+  temperature: Positive = 0.5,
+  alpha: Positive = 0.75,
+  weight: NonNegative = 1.5,
+  plain_weight: NonNegative = 0.5,
+  rotation_weight: NonNegative = 0.5,
+  ramp: Share = 1 / 64,
+  decay: Decay = 0.999,
 ) -> Method:
   """ReMixMatch with two strong views, of labels that are balanced.
 
@@ -57,7 +58,7 @@ def remixmatch(
 
   def prepare(predict, state, batch, rng):
     mix_rng, turn_rng = jax.random.split(rng)
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
     plain = views['strong']
     probs = jax.nn.softmax(predict(views['weak']).logits)  # [U, K]
     average = update(state.method, probs, state.step).probs
@@ -74,7 +75,7 @@ def remixmatch(
     turns = jax.random.randint(turn_rng, (len(guess),), 0, 4)
     views |= {'strong_plain': plain, 'strong_rotated': rotate(plain, turns)}
     targets |= {'guess': guess, 'turns': turns, 'probs': probs}
-    return views, targets
+    return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):
     del teacher

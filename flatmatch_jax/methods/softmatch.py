@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import Decay, NonNegative
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
@@ -23,7 +24,7 @@ class SoftMatchState(NamedTuple):
 
 
 def softmatch(
-  num_sigmas: float = 2.0, decay: float = 0.999, weight: float = 1.0
+  num_sigmas: NonNegative = 2.0, decay: Decay = 0.999, weight: NonNegative = 1.0
 ) -> Method:
   """SoftMatch with uniform alignment and truncated Gaussian weights."""
 

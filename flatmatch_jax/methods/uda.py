@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.system.arguments import NonNegative, Positive, Share
 from flatmatch_jax.types import Losses, PseudoLabels, UserError
 
 # Annealing of the training signal: from 0 to 1 as training goes from 0 to 1.
@@ -21,9 +22,9 @@ SCHEDULES = {
 
 def uda(
   steps: int,
-  threshold: float = 0.8,
-  temperature: float = 0.4,
-  weight: float = 1.0,
+  threshold: Share = 0.8,
+  temperature: Positive = 0.4,
+  weight: NonNegative = 1.0,
   tsa: str = 'none',
 ) -> Method:
   """UDA with soft targets where the prediction is confident.

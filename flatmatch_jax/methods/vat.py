@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax.methods import losses
-from flatmatch_jax.methods.base import Method, standard_views
+from flatmatch_jax.methods.base import Method, Prepared, standard_views
+from flatmatch_jax.system.arguments import NonNegative, Share
 from flatmatch_jax.types import Losses, PseudoLabels
 
 
 def vat(
   steps: int,
-  radius: float = 6.0,
-  weight: float = 0.3,
-  entropy_weight: float = 0.06,
-  ramp: float = 0.4,
+  radius: NonNegative = 6.0,
+  weight: NonNegative = 0.3,
+  entropy_weight: NonNegative = 0.06,
+  ramp: Share = 0.4,
 ) -> Method:
   """VAT with one power iteration, and minimal entropy, which is not ramped.
 
@@ -24,12 +25,12 @@ def vat(
   """
 
   def prepare(predict, state, batch, rng):
-    views, targets = standard_views(predict, state, batch, rng)
+    views, targets, _ = standard_views(predict, state, batch, rng)
     logits = lambda images: predict(images).logits
     noise = unit(jax.random.normal(rng, views['weak'].shape))
     direction = unit(curvature(logits, views['weak'], noise))
     views['strong'] = views['weak'] + radius * direction
-    return views, targets
+    return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):
     probs = jax.nn.softmax(teacher['weak'].logits)  # [U, K]

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from flatmatch_jax.paper.tables import NAMES, TABLES
+from flatmatch_jax.step import recipes
 from flatmatch_jax.training import load
 
 
@@ -50,5 +51,6 @@ def runs(table: str) -> list[Cell]:
 
 def name(method: str) -> str:
   """The method as the paper calls it."""
-  method, plus, _ = method.partition('+')
-  return NAMES[method] + plus + ('FlatMatch' if plus else '')
+  if method in NAMES:
+    return NAMES[method]
+  return f'{NAMES[recipes.parse(method).method]}+FlatMatch'

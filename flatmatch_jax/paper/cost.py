@@ -3,7 +3,6 @@
 import sys
 from typing import NamedTuple
 
-from flatmatch_jax import methods
 from flatmatch_jax.step import recipes
 from flatmatch_jax.training import fixed_labels
 
@@ -54,7 +53,7 @@ def flops(config) -> float:
 
   Only convolutions and matrices count, and neither augmentation nor tests.
   """
-  method, recipe = recipes.parse(config.method, methods.METHODS)
+  method, recipe = recipes.parse(config.method)
   plain = fix_at(config)
   if recipes.RECIPES[recipe].fixed and not plain:
     recipe = 'flatmatch'  # Which it is where there are labels enough.

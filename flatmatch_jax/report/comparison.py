@@ -5,7 +5,6 @@ import os
 import statistics
 from typing import NamedTuple
 
-from flatmatch_jax import methods
 from flatmatch_jax.paper import cells
 from flatmatch_jax.paper.tables import TABLES
 from flatmatch_jax.report import analyses, charts
@@ -104,14 +103,14 @@ def spread(values: list[float]) -> str:
 def paper_error(group: Group) -> str:
   """What the paper prints for dataset, labels and method; '' if nothing."""
   config = group.runs[0].config
-  canonical = lambda method: recipes.parse(method, methods.METHODS)
+  method = recipes.parse(group.method)
   wanted = 'all' if config['labels'] == 'all' else str(group.labels)
   if 'model' in config['variant']:
     wanted += f',model={config["variant"]["model"]}'
   for name in TABLES:
     for cell in cells.runs(name):
       same = cell.dataset == config['dataset'] and cell.labels == wanted
-      if same and canonical(cell.method) == canonical(group.method):
+      if same and recipes.parse(cell.method) == method:
         return cell.error
   return ''
 

@@ -28,6 +28,7 @@ from flatmatch_jax.report.runs import RunFiles
 from flatmatch_jax.run import reference, results
 from flatmatch_jax.run.panels import PANELS, series
 from flatmatch_jax.run.workdir import flatten
+from flatmatch_jax.step import recipes
 from flatmatch_jax.types import UserError
 
 # Drawn elsewhere, or the same as another but for rare classes.
@@ -59,7 +60,7 @@ def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
 def header(run: RunFiles, title: str) -> Html:
   config = run.config
   images = f'{config["batch_size"]}'
-  if str(config['method']).partition('+')[0] not in ('supervised', 'sam'):
+  if recipes.parse(str(config['method'])).method != 'supervised':
     images += f' + {config["unlabeled_batch_size"]}'
   facts = (
     f'{config["model"]} · seed {config["seed"]}, labels drawn with '

@@ -6,6 +6,8 @@ A population is a group of views that share batch statistics. Layouts:
   clean_strong  [labeled; weak] and [strong];
   split         each view alone: the cheapest, since XLA drops every view that
                 a pass does not need.
+
+A method may name populations of its own, which are the same in every layout.
 """
 
 from collections.abc import Callable
@@ -21,8 +23,23 @@ LAYOUTS = ('joint', 'clean_strong', 'split')
 Forward = Callable[..., tuple[Outputs, PyTree]]
 
 
-def populations(names: list[str], layout: str) -> list[list[str]]:
-  """Groups the names of views by BatchNorm population."""
+# Names of views, by population; those of a method.
+Populations = tuple[tuple[str, ...], ...]
+
+
+def populations(
+  names: list[str], layout: str, own: Populations = ()
+) -> list[list[str]]:
+  """Groups the names of views by BatchNorm population.
+
+  First the method's `own`, as far as there are such views; then all other
+  views by layout.
+  """
+  if own:
+    groups = [[name for name in group if name in names] for group in own]
+    others = [name for name in names if all(name not in g for g in groups)]
+    groups += populations(others, layout)
+    return [group for group in groups if group]
   if layout == 'joint':
     return [names]
   if layout == 'split':
@@ -33,7 +50,11 @@ def populations(names: list[str], layout: str) -> list[list[str]]:
 
 
 def make_forward(
-  model, layout: str, microbatches: int = 1, gather=lambda params: params
+  model,
+  layout: str,
+  microbatches: int = 1,
+  gather=lambda params: params,
+  own_populations: Populations = (),
 ) -> Forward:
   """Returns `forward(params, batch_stats, views, rng) -> (outputs, stats)`.
 
@@ -51,6 +72,8 @@ def make_forward(
   normalizes each part by itself.
 
   `gather` is that of the mesh, where parameters are split over devices.
+
+  `own_populations` are those of the method: `Method.populations`.
   """
 
   def apply(params, batch_stats, views, rng):
@@ -86,7 +109,8 @@ def make_forward(
     outputs: Outputs = {}
     new_stats = None
     params = gather(params)  # Once for all populations.
-    for number, names in enumerate(populations(list(views), layout)):
+    groups = populations(list(views), layout, own_populations)
+    for number, names in enumerate(groups):
       key = None if rng is None else jax.random.fold_in(rng, number)
       group = [views[name] for name in names]
       predictions, stats = run(params, batch_stats, group, key)

@@ -1,13 +1,16 @@
 """Where the worst-case loss is evaluated: pairs of functions, as in optax."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from flatmatch_jax.system.arguments import Decay, Number, PositiveCount
 from flatmatch_jax.types import PyTree
+
+Radius = Annotated[float, Number(0, 1e3)]  # ρ, the length of ε.
 
 
 class Perturbation(NamedTuple):
@@ -25,7 +28,7 @@ class Perturbation(NamedTuple):
   groups: int = 1
 
 
-def ascent(rho: float = 0.05, groups: int = 1) -> Perturbation:
+def ascent(rho: Radius = 0.05, groups: PositiveCount = 1) -> Perturbation:
   """Steps `rho` up the normalized gradient (Eq. 1): SAM's step."""
 
   def update(gradient, memory):
@@ -34,7 +37,7 @@ def ascent(rho: float = 0.05, groups: int = 1) -> Perturbation:
   return Perturbation(lambda params: (), update, groups)
 
 
-def memory(rho: float = 0.05, decay: float = 0.999) -> Perturbation:
+def memory(rho: Radius = 0.05, decay: Decay = 0.999) -> Perturbation:
   """Steps `rho` up the average of *past* gradients (Alg. 1, FlatMatch-e).
 
   This step's gradient enters the average afterwards, so the first offset is
@@ -54,7 +57,7 @@ def memory(rho: float = 0.05, decay: float = 0.999) -> Perturbation:
   return Perturbation(init, update)
 
 
-def last(rho: float = 0.05) -> Perturbation:
+def last(rho: Radius = 0.05) -> Perturbation:
   """Steps up the gradient of the batch before: a memory without average."""
   return memory(rho, decay=0.0)
 

@@ -49,7 +49,7 @@ def make_probe(forward: Forward, method: Method, rho: float):
   """
 
   def probe(state, batch, held_out=None):
-    views, targets = train_step.prepare(forward, method, state, batch)
+    views, targets, _ = train_step.prepare(forward, method, state, batch)
     objective = train_step.make_objective(forward, method, state)
 
     gradient = jax.grad(objective, has_aux=True)

@@ -6,10 +6,12 @@ with L = (labeled, unlabeled). Equation numbers are those of the paper.
 """
 
 from collections.abc import Callable
-import inspect
 from typing import NamedTuple
 
+from flatmatch_jax.methods import METHODS
 from flatmatch_jax.step.perturb import Perturbation, ascent, last, memory
+from flatmatch_jax.system import arguments
+from flatmatch_jax.system.arguments import PositiveCount
 from flatmatch_jax.types import Losses, UserError, did_you_mean
 
 
@@ -52,12 +54,23 @@ RECIPES = {
 # thresholds and losses from FreeMatch.
 _ALONE = dict.fromkeys(RECIPES, 'freematch') | {'sam': 'supervised'}
 
-# After how many plain steps how many labels are fixed; datasets change them.
-_FIXED_ARGUMENTS = {'pretrain_steps': 16 * 1024, 'num_fixed': 500}
+
+class FixedLabels(NamedTuple):
+  """After how many plain steps how many labels are fixed, by dataset."""
+
+  pretrain_steps: PositiveCount = 16 * 1024
+  num_fixed: PositiveCount = 500
 
 
-def parse(name: str, methods) -> tuple[str, str]:
-  """Splits 'fixmatch+flatmatch' into ('fixmatch', 'flatmatch').
+class Choice(NamedTuple):
+  """What `config.method` names: keys of METHODS and of RECIPES."""
+
+  method: str
+  recipe: str
+
+
+def parse(name: str) -> Choice:
+  """Reads `config.method`: 'fixmatch+flatmatch' is method and recipe.
 
   A method alone is trained plainly; a recipe alone is over FreeMatch.
   """
@@ -67,23 +80,36 @@ def parse(name: str, methods) -> tuple[str, str]:
     method, recipe = _ALONE[method], method
   elif not plus:
     recipe = 'plain'
-  if method not in methods or (plus and recipe not in recipes):
+  if method not in METHODS or (plus and recipe not in recipes):
     raise UserError(
-      f'Unknown method {name!r}. Known methods: {", ".join(methods)}; '
+      f'Unknown method {name!r}. Known methods: {", ".join(METHODS)}; '
       f'recipes: {", ".join(recipes)}; and any method+recipe, such as '
-      f'fixmatch+flatmatch.{did_you_mean(name, [*methods, *recipes])}'
+      f'fixmatch+flatmatch.{did_you_mean(name, [*METHODS, *recipes])}'
     )
-  return method, recipe
+  return Choice(method, recipe)
 
 
-def arguments(name: str) -> dict[str, float]:
+def defaults(name: str) -> dict[str, float]:
   """The recipe's arguments with their defaults, for a config to list."""
+  found: dict = {}
+  for factory in _factories(name):
+    found |= arguments.defaults(factory)
+  return found
+
+
+def bounds(name: str) -> dict[str, arguments.Number]:
+  """Which numbers the recipe's arguments take."""
+  found: dict = {}
+  for factory in _factories(name):
+    found |= arguments.bounds(factory)
+  return found
+
+
+def _factories(name):
   recipe = RECIPES[name]
   if recipe.perturb is None:
-    return {}
-  signature = inspect.signature(recipe.perturb).parameters
-  defaults = {key: value.default for key, value in signature.items()}
-  return defaults | (_FIXED_ARGUMENTS if recipe.fixed else {})
+    return []
+  return [recipe.perturb, FixedLabels] if recipe.fixed else [recipe.perturb]
 
 
 def create(name: str, **kwargs) -> tuple[Recipe, Perturbation | None]:
@@ -91,7 +117,7 @@ def create(name: str, **kwargs) -> tuple[Recipe, Perturbation | None]:
   recipe = RECIPES[name]
   if recipe.perturb is None:
     return recipe, None
-  own = {k: v for k, v in kwargs.items() if k not in _FIXED_ARGUMENTS}
+  own = {k: v for k, v in kwargs.items() if k not in FixedLabels._fields}
   return recipe, recipe.perturb(**own)
 
 

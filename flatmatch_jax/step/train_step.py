@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flatmatch_jax.methods.base import Method
+from flatmatch_jax.methods.base import Method, Prepared
 from flatmatch_jax.methods.losses import cross_entropy
 from flatmatch_jax.step.forward import Forward
 from flatmatch_jax.step.perturb import Perturbation
 from flatmatch_jax.step.recipes import RECIPES, Recipe
 from flatmatch_jax.types import (
-  Entries,
   Losses,
   Outputs,
+  Pending,
   PyTree,
   Skipped,
   TrainState,
@@ -42,7 +42,7 @@ class Pass(NamedTuple):
 
   outputs: Outputs
   batch_stats: PyTree  # The batch's own, not yet averaged.
-  method_state: PyTree
+  method_state: Pending
   losses: Losses
   metrics: dict[str, jax.Array]
 
@@ -98,6 +98,8 @@ def make_objective(forward, method, state):
     losses, method_state, metrics = method.loss(
       student, teacher, targets, state.method, state.step
     )
+    if not isinstance(method_state, Pending):
+      method_state = Pending(method_state, {})
     total = _weighted(weights, losses)
     return total, Pass(student, batch_stats, method_state, losses, metrics)
 
@@ -110,7 +112,7 @@ def _weighted(weights, losses):
   return sum(terms, start=jnp.zeros(()))
 
 
-def prepare(forward, method, state, batch):
+def prepare(forward, method, state, batch) -> Prepared:
   """The method's views and targets for this step's batch, at θ."""
 
   def predict(images, params=state.params):
@@ -142,7 +144,7 @@ def make_train_step(
   groups = perturb.groups if perturb else 1
 
   def train_step(state, batch):
-    views, targets = prepare(forward, method, state, batch)
+    views, targets, kept = prepare(forward, method, state, batch)
     objective = make_objective(forward, method, state)
     gradient = jax.grad(objective, has_aux=True)
     grads, clean = gradient(state.params, clean_row, views, targets)
@@ -182,8 +184,7 @@ def make_train_step(
         'unlabeled_loss': clean.losses.unlabeled,
       }
     else:
-      rows = {k: v for k, v in targets.items() if k != 'feedback'}
-      parts = views, rows, clean.outputs, batch.fixed
+      parts = views, targets, clean.outputs, batch.fixed
       if groups == 1:
         worst_grads, memory, metrics = worst_pass(*parts)
       else:
@@ -198,8 +199,11 @@ def make_train_step(
     metrics |= _describe(clean, batch)
     metrics['gradient_norm'] = optax.tree.norm(grads)
     after = _advance(state, grads, clean, memory, tx, ema_decay, bn_momentum)
-    after = after.replace(method=method.feedback(state, after, batch, targets))
-    after = _unless_finite_keep(state, after, metrics)
+    after = after.replace(
+      method=method.feedback(state, after, batch, targets, kept)
+    )
+    entries = clean.method_state.entries
+    after = _unless_finite_keep(state, after, metrics, entries)
     return after, metrics | {
       'skipped_steps': after.skipped.total,
       'skipped_in_a_row': after.skipped.in_a_row,
@@ -231,11 +235,11 @@ def _advance(state, grads, clean: Pass, memory, tx, ema_decay, bn_momentum):
       params, state.ema_params, 1 - _warm(ema_decay, state.step)
     ),
     perturb=memory,
-    method=clean.method_state,
+    method=clean.method_state.state,
   )
 
 
-def _unless_finite_keep(before, after, metrics):
+def _unless_finite_keep(before, after, metrics, entries):
   """The state `after` a step, or where its numbers broke, that `before` it.
 
   What follows from finite gradients needs no look of its own; running
@@ -246,19 +250,17 @@ def _unless_finite_keep(before, after, metrics):
   looked_at = [metrics[name] for name in MUST_BE_FINITE if name in metrics]
   looked_at += jax.tree.leaves((after.batch_stats, after.method, after.perturb))
   finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in looked_at]))
-  is_table = lambda x: isinstance(x, Entries)
+  # A table is the same in both, and XLA leaves it where it is.
   state = jax.tree.map(
-    lambda new, old: (
-      new.entered(finite) if is_table(new) else jnp.where(finite, new, old)
-    ),
+    lambda new, old: jnp.where(finite, new, old),
     after.replace(rng=()),
     before.replace(rng=()),
-    is_leaf=is_table,
   )
   broken = 1 - finite.astype(jnp.int32)
   return state.replace(
     step=after.step,
     rng=before.rng,
+    method=Pending(state.method, entries).written(finite),
     skipped=Skipped(
       before.skipped.total + broken, (before.skipped.in_a_row + 1) * broken
     ),
@@ -283,7 +285,7 @@ def make_clean_losses(forward: Forward, method: Method):
   """
 
   def clean_losses(state, batch):
-    views, targets = prepare(forward, method, state, batch)
+    views, targets, _ = prepare(forward, method, state, batch)
     objective = make_objective(forward, method, state)
     weights = Losses(1.0, 1.0)
     return objective(state.params, weights, views, targets)[1].losses

@@ -35,9 +35,13 @@ def check_fields(config) -> None:
     )
   _check_variant(config)
   _check_source(config)
-  method, recipe = recipes.parse(config.method, methods.METHODS)
-  _check_arguments(config, 'method_args', methods.arguments(method))
-  _check_arguments(config, 'recipe_args', recipes.arguments(recipe))
+  method, recipe = recipes.parse(config.method)
+  _check_arguments(
+    config, 'method_args', methods.defaults(method), methods.bounds(method)
+  )
+  _check_arguments(
+    config, 'recipe_args', recipes.defaults(recipe), recipes.bounds(recipe)
+  )
   context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
   made = methods.create(method, context, **config.method_args)
   if reason := recipes.objection(method, recipe, bool(made.views)):
@@ -64,13 +68,16 @@ def _check_variant(config):
       )
 
 
-def _check_arguments(config, field, known):
+def _check_arguments(config, field, known, bounds):
   unknown = sorted(set(config[field]) - set(known))
   if unknown:
     raise UserError(
       f'config.{field} has no {unknown[0]!r} for method {config.method!r}. '
       f'Known: {", ".join(known) or "none"}.{did_you_mean(unknown[0], known)}'
     )
+  for name, value in config[field].items():
+    if name in bounds:
+      rules.check_number(f'{field}.{name}', value, bounds[name])
 
 
 def _check_groups(config):
@@ -125,7 +132,7 @@ def _check_weights(config):
       f'config.pretrained={config.pretrained!r} is for a ViT, not for '
       f'{config.model}; leave it empty.'
     )
-  if config.method.partition('+')[0] == 'mpl':
+  if recipes.parse(config.method).method == 'mpl':
     raise UserError(
       f'config.pretrained={config.pretrained!r} would start the student of mpl '
       'but not its teacher; choose another method.'

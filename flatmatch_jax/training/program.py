@@ -51,7 +51,7 @@ def create(
   `mesh` is by default the one that the config asks for.
   """
   mesh = make_mesh(config) if mesh is None else mesh
-  method_name, recipe_name = recipes.parse(config.method, methods.METHODS)
+  method_name, recipe_name = recipes.parse(config.method)
   recipe, perturb = recipes.create(recipe_name, **config.recipe_args)
   schedule = optimizer.SCHEDULES[config.schedule](
     config.learning_rate, config.steps, config.warmup_steps
@@ -62,12 +62,12 @@ def create(
     context = {'steps': config.steps, 'tx': tx} | network
     return methods.create(method_name, context, **config.method_args)
 
-  # The network has the heads that the method names, whatever its context.
-  heads = make_method(forward=None, init_network=None).heads
+  # What the network must have; it does not depend on the method's context.
+  asks = make_method(forward=None, init_network=None)
   model = models.create(
     config.model,
     info.num_classes,
-    heads,
+    asks.heads,
     config.dtype,
     config.remat,
   )
@@ -76,6 +76,7 @@ def create(
     config.batch_norm,
     config.microbatches,
     sharding.make_gather(mesh),
+    asks.populations,
   )
 
   def init_network(rng):

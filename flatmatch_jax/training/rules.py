@@ -1,81 +1,44 @@
-"""What each number of a config may be: one row a field, checked alike."""
+"""What each field of a config may be: one row per field.
 
-from typing import Any, NamedTuple
+The arguments of methods and recipes have their bounds in their signatures.
+"""
 
 import ml_collections
 
+from flatmatch_jax.system.arguments import DECAY, POSITIVE, Number, whole
 from flatmatch_jax.types import UserError
 
-_MOST = 2**31 - 1  # Steps and indices are int32 on the devices.
-
-
-class Number(NamedTuple):
-  """An interval; `above` and `below` leave out its ends."""
-
-  low: float
-  high: float
-  whole: bool = False
-  above: bool = False
-  below: bool = False
-  hint: str = ''
-
-  def holds(self, value: Any) -> bool:
-    kinds = int if self.whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-      return False
-    return (
-      self.low <= value <= self.high  # Not so for NaN.
-      and not (self.above and value == self.low)
-      and not (self.below and value == self.high)
-    )
-
-  def __str__(self) -> str:
-    kind = 'a whole number' if self.whole else 'a number'
-    low = 'above' if self.above else 'at least'
-    high = 'below' if self.below else 'at most'
-    return f'{kind}, {low} {self.low} and {high} {self.high}{self.hint}'
-
-
-def _whole(low: int, high: int = _MOST, hint: str = '') -> Number:
-  return Number(low, high, whole=True, hint=hint)
-
-
-_SHARE = Number(0, 1)
-_DECAY = Number(0, 1, below=True)
-# Far beyond any use, and still far from float32's infinity.
-_WEIGHT = Number(0, 1e6)
-_POSITIVE = Number(0, 1e6, above=True)
-_SEED = _whole(0, 2**32 - 1)
-_TAIL = _POSITIVE._replace(
+_SEED = whole(0, 2**32 - 1)
+_TAIL = POSITIVE._replace(
   hint=': the first class has so many times the images of the last; 1 is '
   'balanced'
 )
 
 FIELDS = {
-  'steps': _whole(1),
-  'batch_size': _whole(1),
-  'unlabeled_batch_size': _whole(1),
-  'microbatches': _whole(1),
-  'mesh.fsdp': _whole(1),
-  'cpu_devices': _whole(0, 64, '; 0 is one for each core'),
-  'eval_batch_size': _whole(1),
-  'log_every': _whole(1),
-  'probe_every': _whole(0, hint='; 0 never probes'),
-  'profile_steps': _whole(0, 100, '; 0 takes no trace'),
-  'eval_every': _whole(1),
-  'checkpoint_every': _whole(1),
-  'warmup_steps': _whole(0),
-  'num_val': _whole(0),
-  'max_skipped': _whole(0),
-  'pad': _whole(0, hint='; 0 does not shift'),
-  'strong_operations': _whole(1, 14),
+  'steps': whole(1),
+  'batch_size': whole(1),
+  'unlabeled_batch_size': whole(1),
+  'microbatches': whole(1),
+  'mesh.fsdp': whole(1),
+  'cpu_devices': whole(0, 64, '; 0 is one for each core'),
+  'eval_batch_size': whole(1),
+  'log_every': whole(1),
+  'probe_every': whole(0, hint='; 0 never probes'),
+  'profile_steps': whole(0, 100, '; 0 takes no trace'),
+  'eval_every': whole(1),
+  'checkpoint_every': whole(1),
+  'warmup_steps': whole(0),
+  'num_val': whole(0),
+  'max_skipped': whole(0),
+  'pad': whole(0, hint='; 0 does not shift'),
+  'strong_operations': whole(1, 14),
   'seed': _SEED,
   'split_seed': _SEED,
   'learning_rate': Number(0, 1e3, above=True, hint='; the paper takes 0.03'),
   'weight_decay': Number(0, 1e3),
   'layer_decay': Number(0, 1, above=True),
-  'ema_decay': _DECAY,
-  'bn_momentum': _DECAY,
+  'ema_decay': DECAY,
+  'bn_momentum': DECAY,
   'imbalance': _TAIL,
   'unlabeled_imbalance': _TAIL,
 }
@@ -84,39 +47,8 @@ FIELDS = {
 ELEMENTS = {
   'mean': Number(0, 1, hint=', as pixels are'),
   'std': Number(0, 1, above=True, hint=': pixels, from 0 to 1, are divided'),
-  'paper_labels': _whole(1),
+  'paper_labels': whole(1),
 }
-
-# Of methods and recipes: an argument has one meaning wherever it stands.
-ARGUMENTS = {
-  'alpha': _POSITIVE,
-  'decay': _DECAY,
-  'decrease': Number(1, 1e6),
-  'entropy_weight': _WEIGHT,
-  'fairness_weight': _WEIGHT,
-  'feedback_decay': _DECAY,
-  'groups': _whole(1),
-  'interval': _whole(1),
-  'label_smoothing': _DECAY,
-  'max_threshold': _SHARE,
-  'min_threshold': _SHARE,
-  'num_fixed': _whole(1),
-  'num_sigmas': _WEIGHT,
-  'plain_weight': _WEIGHT,
-  'pretrain_steps': _whole(1),
-  'radius': _WEIGHT,
-  'ramp': _SHARE,
-  'rho': Number(0, 1e3),
-  'rotation_weight': _WEIGHT,
-  'scale': _POSITIVE,
-  'temperature': _POSITIVE,
-  'threshold': _SHARE,
-  'uda_warmup_steps': _whole(1),
-  'uda_weight': _WEIGHT,
-  'warmup_steps': _whole(0),
-  'weight': _WEIGHT,
-}
-
 
 # All others that are read.
 TYPES = {
@@ -151,7 +83,7 @@ def check(config) -> None:
         'configs/common.py for what it is.'
       )
   for name, rule in FIELDS.items():
-    _check_number(name, _field(config, name), rule)
+    check_number(name, _field(config, name), rule)
   for name, rule in ELEMENTS.items():
     values = _field(config, name)
     if not isinstance(values, (list, tuple)):
@@ -160,11 +92,7 @@ def check(config) -> None:
         f'--config.{name}="(0.5,)".'
       )
     for value in values:
-      _check_number(name, value, rule)
-  for part in ('method_args', 'recipe_args'):
-    for name, value in config[part].items():
-      if name in ARGUMENTS:
-        _check_number(f'{part}.{name}', value, ARGUMENTS[name])
+      check_number(name, value, rule)
 
 
 def _field(config, name):
@@ -179,7 +107,8 @@ def _field(config, name):
   return value
 
 
-def _check_number(name, value, rule):
+def check_number(name: str, value, rule: Number) -> None:
+  """Raises UserError if the field `name` is out of bounds."""
   if not rule.holds(value):
     raise UserError(
       f'config.{name}={_short(value)} must be {rule}. Set --config.{name}.'

@@ -1,4 +1,4 @@
-"""Adaptive thresholds, MPL and ReMixMatch against a few lines of numpy."""
+"""Methods that keep a state, against a few lines of numpy."""
 
 import math
 
@@ -76,11 +76,6 @@ def confident_logits(classes, confidence):
 # FlexMatch
 
 
-def entered(state):
-  """As a step that is kept leaves it."""
-  return state._replace(table=state.table.entered(True))
-
-
 def test_flexmatch_uses_everything_before_the_first_confident_guess():
   method = methods.create('flexmatch')
   weak = random_logits(0, scale=0.5)
@@ -88,21 +83,19 @@ def test_flexmatch_uses_everything_before_the_first_confident_guess():
   assert metrics['threshold'] == 0
   close(metrics['pseudo_labels'].weight, np.ones(12))
   close(losses.unlabeled, cross_entropy(strong, weak.argmax(-1)).mean())
-  assert (np.asarray(entered(state).table) == -1).all()
+  assert (np.asarray(state.written().table) == -1).all()
 
 
 def test_flexmatch_warms_up_by_the_images_without_a_class():
   """β_c = k/(N - k) after k writes to one class."""
   method = methods.create('flexmatch')
   for k in (7, 20):
-    state = entered(
-      write(
-        method.init(None, None, INFO),
-        jnp.arange(k),
-        jnp.full(k, 2),
-        jnp.full(k, True),
-      )
-    )
+    state = write(
+      method.init(None, None, INFO),
+      jnp.arange(k),
+      jnp.full(k, 2),
+      jnp.full(k, True),
+    ).written()
     beta = k / (50 - k)
     bar = 0.95 * beta / (2 - beta)
     _, _, metrics, *_ = call(method, random_logits(0), state)
@@ -137,8 +130,9 @@ def test_flexmatch_masks_before_it_writes():
   weak = confident_logits([0] * 11 + [1], 0.99)
   _, state, first, *_ = call(method, weak)
   assert first['threshold'] == 0
+  state = state.written()
   np.testing.assert_array_equal(state.counts, [11, 1, 0, 0, 38])
-  _, _, second, *_ = call(method, weak, entered(state))
+  _, _, second, *_ = call(method, weak, state)
   beta = np.array([11, 1, 0, 0]) / 38
   close(second['threshold'], (0.95 * beta / (2 - beta)).mean())
 
@@ -146,12 +140,12 @@ def test_flexmatch_masks_before_it_writes():
 def test_flexmatch_writes_by_the_fixed_threshold_and_never_erases():
   method = methods.create('flexmatch')
   _, state, *_ = call(method, confident_logits([3] * 12, 0.96))
-  state = entered(state)
+  state = state.written()
   np.testing.assert_array_equal(state.table[:13], [3] * 12 + [-1])
   # Used, since above the lowered threshold, but not confident.
   _, state, metrics, *_ = call(method, confident_logits([1] * 12, 0.94), state)
   assert (np.asarray(metrics['pseudo_labels'].weight) == 1).all()
-  np.testing.assert_array_equal(entered(state).table[:13], [3] * 12 + [-1])
+  np.testing.assert_array_equal(state.written().table[:13], [3] * 12 + [-1])
 
 
 def test_flexmatch_keeps_the_last_guess_of_an_image_drawn_twice():
@@ -159,7 +153,7 @@ def test_flexmatch_keeps_the_last_guess_of_an_image_drawn_twice():
   method = methods.create('flexmatch')
   info = DatasetInfo(NUM_CLASSES, num_train=20, num_unlabeled=15)
   state = method.init(None, None, info)
-  enter = jax.jit(lambda *args: entered(write(*args)))
+  enter = jax.jit(lambda *args: write(*args).written())
   table = np.full(20, -1)
   for _ in range(12):
     index = rng.integers(0, 15, 16)  # Sixteen out of fifteen: some repeat.
@@ -517,11 +511,11 @@ def test_mpl_feedback_rewards_labels_that_help(helpful):
     | {'index': jnp.arange(1), 'truth': jnp.asarray([label])},
   )
   after, _ = step(state, batch)
-  _, targets = method.prepare(None, state, batch, None)
+  _, targets, kept = method.prepare(None, state, batch, None)
   taught = method.feedback(
-    state, after.replace(method=state.method), batch, targets
+    state, after.replace(method=state.method), batch, targets, kept
   )
-  untaught = method.feedback(state, state, batch, targets)
+  untaught = method.feedback(state, state, batch, targets, kept)
   assert (taught.mean_feedback > 0) == helpful
   difference = flat(image) @ np.asarray(
     taught.params['kernel'] - untaught.params['kernel']
@@ -572,7 +566,7 @@ def prepare_remixmatch(method, weak, step, batch=None):
 def test_remixmatch_aligns_with_the_updated_average(step):
   method = methods.create('remixmatch', {'steps': 640}, decay=0.9)
   weak = random_logits(2, 16, scale=1.5)
-  (_, targets), _ = prepare_remixmatch(method, weak, step)
+  (_, targets, _), _ = prepare_remixmatch(method, weak, step)
   probs = softmax(weak)
   mean = probs.mean(0)
   average = mean if step == 0 else 0.9 * 0.25 + 0.1 * mean
@@ -603,7 +597,7 @@ def test_remixmatch_mixes_images_and_labels_alike():
     labeled=batch.labeled | {'weak': shown(one_hot)},
     unlabeled=batch.unlabeled | {name: shown(guess) for name in method.views},
   )
-  (views, targets), _ = prepare_remixmatch(method, weak, 0, batch)
+  (views, targets, _), _ = prepare_remixmatch(method, weak, 0, batch)
   moved = 0
   for name, own in (
     ('labeled', one_hot),
@@ -621,7 +615,7 @@ def test_remixmatch_mixes_images_and_labels_alike():
 
 def test_remixmatch_turns_the_first_strong_view():
   method = methods.create('remixmatch', {'steps': 640})
-  (views, targets), batch = prepare_remixmatch(
+  (views, targets, _), batch = prepare_remixmatch(
     method, random_logits(2, 16), step=0
   )
   strong = np.asarray(batch.unlabeled['strong'])
