@@ -35,8 +35,8 @@ def test_settings_have_every_field_with_its_default():
 
 
 def test_settings_have_the_arguments_of_methods_and_recipes():
-  known = {name: methods.arguments(name) for name in methods.METHODS}
-  known |= {name: recipes.arguments(name) for name in recipes.RECIPES}
+  known = {name: methods.defaults(name) for name in methods.METHODS}
+  known |= {name: recipes.defaults(name) for name in recipes.RECIPES}
   written = {name: _joined(arguments) for name, arguments in known.items()}
   shown = dict(re.findall(r'^\| `(\w+)` \| `(\w+=[^`]*)` \|', settings(), re.M))
   assert shown == {name: written[name] for name in shown}
