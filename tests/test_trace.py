@@ -10,7 +10,6 @@ import tiny_main
 from configs import digits
 from flatmatch_jax import models
 from flatmatch_jax.run import checkpoint, progress
-from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system.trace import Trace
 from flatmatch_jax.training import loop
 
@@ -105,19 +104,3 @@ def test_trace_survives_an_error_of_the_last_checkpoint(tmp_path, monkeypatch):
   with pytest.raises(OSError, match='Input/output'):
     loop.train_and_evaluate(config, str(tmp_path))
   assert traced_steps(tmp_path / 'tensorboard') == [3]
-
-
-@pytest.mark.parametrize(
-  ('field', 'value'),
-  [
-    ('profile_steps', 0),
-    ('cpu_devices', 0),
-    ('schedule', 'cosine'),
-    ('strong_operations', 3),
-  ],
-)
-def test_older_runs_are_read_without_the_field(tmp_path, field, value):
-  config = json.loads(digits.get_config().to_json_best_effort())
-  del config[field]
-  (tmp_path / 'config.json').write_text(json.dumps(config))
-  assert Workdir(str(tmp_path)).config()[field] == value

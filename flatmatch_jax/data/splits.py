@@ -306,14 +306,12 @@ def are_fixed(chosen: Any, num_train: int, num_classes: int) -> bool:
       np.array(found, None if found else int)  # Of no elements: float.
       for found in (chosen['index'], chosen['label'])
     )
-    checksum = _crc32(index, label)
     return (
       index.dtype == label.dtype == int
       and index.shape == label.shape == (len(index),)
       and bool(((index >= 0) & (index < num_train)).all())
       and bool(((label >= 0) & (label < num_classes)).all())
-      # Runs of before there was one have none.
-      and chosen.get('crc32', checksum) == checksum
+      and chosen['crc32'] == _crc32(index, label)
     )
   except (KeyError, TypeError, ValueError, OverflowError):
     return False

@@ -61,7 +61,7 @@ def summarize(
     | errors(files.metrics())
     | {
       'seconds': round(seconds, 1),
-      'images_per_second': speed and round(speed, 1),
+      'images_per_second': round(speed, 1),
     }
   )
 

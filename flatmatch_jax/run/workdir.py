@@ -28,13 +28,6 @@ FREE = (
   'cpu_devices',
   'profile_steps',
 )
-# Defaults for fields that are missing from older runs.
-_ADDED = {
-  'profile_steps': 0,
-  'cpu_devices': 0,
-  'schedule': 'cosine',
-  'strong_operations': 3,
-}
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 
@@ -148,8 +141,7 @@ class Workdir:
 
   def config(self) -> ml_collections.ConfigDict:
     try:
-      read = self.read('config.json')
-      return ml_collections.ConfigDict(read | (_ADDED | read))
+      return ml_collections.ConfigDict(self.read('config.json'))
     except UserError:
       raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
