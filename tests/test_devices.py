@@ -44,6 +44,7 @@ CASES = {
   'mixmatch': ('mixmatch', 'plain', 'split', {}),
   'remixmatch': ('remixmatch', 'plain', 'split', {}),
   'mpl': ('mpl', 'flatmatch_last', 'split', {}),
+  'adamatch': ('adamatch', 'flatmatch', 'split', {}),
   'sam': ('supervised', 'sam', 'split', {}),
 }
 
