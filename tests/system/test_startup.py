@@ -1,7 +1,6 @@
 """A start: cores as devices, programs that are kept, seconds that are told."""
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -11,11 +10,10 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import pytest
+from runs import ROOT
 
 from configs import cifar10
 from flatmatch_jax.system import startup
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_phases_add_up_to_the_whole(capfd, monkeypatch):

@@ -1,15 +1,14 @@
 """Configs hold the paper, and the package imports what it needs."""
 
 import importlib
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from runs import ROOT
 
 from flatmatch_jax.training import config as config_lib
 
-ROOT = pathlib.Path(__file__).parent.parent
 DATASETS = (
   'digits',
   'cifar10',

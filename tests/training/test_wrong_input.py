@@ -2,15 +2,14 @@
 
 import contextlib
 import importlib
-import pathlib
 import re
 import subprocess
 import sys
 from typing import Annotated
 
-from absl import flags
-from ml_collections import config_flags
 import pytest
+from refusals import check_line, file, start
+from runs import ROOT
 
 from flatmatch_jax import methods
 from flatmatch_jax.methods.base import Method
@@ -18,10 +17,9 @@ from flatmatch_jax.step import recipes
 from flatmatch_jax.system import cli
 from flatmatch_jax.system.arguments import whole
 from flatmatch_jax.training import config as config_lib
-from flatmatch_jax.training import loop, rules, setup
+from flatmatch_jax.training import rules
 from flatmatch_jax.types import UserError
 
-ROOT = pathlib.Path(__file__).parent.parent
 DATASETS = (
   'digits',
   'cifar10',
@@ -31,28 +29,6 @@ DATASETS = (
   'imagenet30',
   'imagenet',
 )
-
-
-def file(dataset='digits', arg=''):
-  return f'--config={ROOT}/configs/{dataset}.py' + (arg and f':{arg}')
-
-
-def start(monkeypatch, *args):
-  """main.py in this process, up to where something would be written."""
-  values = flags.FlagValues()
-  config_flags.DEFINE_config_file('config', None, '', flag_values=values)
-  flags.DEFINE_string('workdir', None, '', flag_values=values)
-  monkeypatch.setattr(flags, 'FLAGS', values)
-  monkeypatch.setattr(sys, 'argv', ['main.py', *args])
-
-  def work(*args):
-    raise AssertionError('work has begun')
-
-  monkeypatch.setattr(setup, 'write_description', work)
-  with cli.errors_as_lines():
-    cli.set_default_config(ROOT / 'configs' / 'digits.py')
-    cli.parse_flags(sys.argv)
-    loop.train_and_evaluate(values.config, values.workdir)
 
 
 METHODS = ('supervised', 'fixmatch', 'freematch', 'flatmatch', 'flatmatch_e')
@@ -422,15 +398,6 @@ WRONG = (
     for value in values
   }
 )
-
-
-def check_line(stderr, named):
-  assert stderr.startswith('error: ')
-  assert stderr.count('\n') == 1
-  assert stderr.endswith('\n')
-  assert 'Traceback' not in stderr
-  for words in named:
-    assert words in stderr
 
 
 @pytest.mark.parametrize('case', WRONG)
