@@ -60,7 +60,7 @@ def part(source: str, operation: str) -> str:
 
 
 def instructions(text: str):
-  """Yields bytes, cycles, operation and JAX's name of what is executed."""
+  """Of what is executed: bytes, cycles, operation, JAX's and XLA's name."""
   _, bodies = hlo.parse(text)
   lines = {line[0]: line for body in bodies.values() for line in body}
   inner = set()
@@ -71,7 +71,7 @@ def instructions(text: str):
   for name, body in bodies.items():
     if name in inner:
       continue
-    for _, shape, operation, rest in body:
+    for instruction, shape, operation, rest in body:
       if operation in _FREE or operation.endswith('-done'):
         continue
       given = [lines[name][1] for name in hlo.operands(rest) if name in lines]
@@ -81,7 +81,7 @@ def instructions(text: str):
         read = [min(x, size) for x in read]
       cycles = re.search(r'"estimated_cycles":"(\d+)"', rest)
       expected = int(cycles[1]) if cycles else 0
-      yield size + sum(read), expected, operation, source
+      yield size + sum(read), expected, operation, source, instruction
 
 
 def main():
@@ -97,7 +97,7 @@ def main():
     sizes: collections.Counter = collections.Counter()
     number: collections.Counter = collections.Counter()
     cycles: collections.Counter = collections.Counter()
-    for size, some, operation, source in instructions(text):
+    for size, some, operation, source, _ in instructions(text):
       sizes[part(source, operation)] += size
       cycles[part(source, operation)] += some
       number[part(source, operation)] += 1

@@ -173,9 +173,9 @@ backend_config={"estimated_cycles":"77"}
 """
   found = list(hlo_bytes.instructions(text))
   assert found == [
-    (1024 + 1024 + 32, 0, 'fusion', 'jit(f)/gather'),
-    (4096 + 1024, 77, 'convert', 'jit(f)/add'),
+    (1024 + 1024 + 32, 0, 'fusion', 'jit(f)/gather', 't'),
+    (4096 + 1024, 77, 'convert', 'jit(f)/add', 'c'),
   ]
-  parts = [hlo_bytes.part(source, kind) for _, _, kind, source in found]
+  parts = [hlo_bytes.part(source, kind) for _, _, kind, source, _ in found]
   assert parts[0] == 'taking and shifting images'
   assert parts[1].startswith('all else')
