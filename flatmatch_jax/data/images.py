@@ -7,8 +7,9 @@ just covers the wanted one, and cut to its centre. JPEGs much larger than that
 are decoded at a fraction of their size, at least four times the wanted one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
+import contextlib
 import math
 import os
 import pathlib
@@ -93,16 +94,18 @@ def _identity(path):
   return status.st_dev, status.st_ino
 
 
-def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
-  """An image file as uint8 of `shape` [H, W, C]; ValueError says why not."""
+@contextlib.contextmanager
+def opened(path: pathlib.Path, side: int) -> Iterator[Image.Image]:
+  """An image file, upright; if much larger than `side`, perhaps decoded
+  smaller, but not below it. ValueError says why it cannot be read."""
   try:
     with Image.open(path, formats=_FORMATS) as image:
       if image.width * image.height > _MAX_PIXELS:
         raise ValueError(f'{image.width} x {image.height} pixels are too many')
       # Three times as fast for photos; pixels differ by a level or so.
-      image.draft(None, (_GAP * max(shape[:2]),) * 2)
+      image.draft(None, (side, side))
       ImageOps.exif_transpose(image, in_place=True)
-      return fit(image, shape)
+      yield image
   except Image.UnidentifiedImageError:
     raise ValueError(f'not one of {", ".join(_FORMATS)}') from None
   except Exception as error:  # Each damaged file has its own type of error.
@@ -110,9 +113,22 @@ def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
     raise ValueError(reason[:200]) from error
 
 
-def fit(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
-  """Pixels of an image that is upright, as uint8 of `shape` [H, W, C]."""
-  height, width, channels = shape
+def read(path: pathlib.Path, shape: tuple[int, int, int]) -> np.ndarray:
+  """An image file as uint8 of `shape` [H, W, C]; ValueError says why not."""
+  with opened(path, _GAP * max(shape[:2])) as image:
+    return fit(image, shape)
+
+
+def whole(path: pathlib.Path, side: int) -> Image.Image:
+  """All of an image file in colour, at most `side` pixels wide and high."""
+  with opened(path, side) as image:
+    colours = convert(image, 'RGB')
+    colours.thumbnail((side, side))
+    return colours
+
+
+def convert(image: Image.Image, mode: str) -> Image.Image:
+  """With eight bits a channel, on white paper, in `mode` L or RGB."""
   if image.mode == 'F':
     raise ValueError('its pixels are floats; save it with 8 or 16 bits')
   if image.mode.startswith('I'):
@@ -123,7 +139,13 @@ def fit(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
     image = image.convert('RGBA')
     paper = Image.new('RGBA', image.size, 'white')
     image = Image.alpha_composite(paper, image)
-  image = image.convert('L' if channels == 1 else 'RGB')
+  return image.convert(mode)
+
+
+def fit(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
+  """Pixels of an image that is upright, as uint8 of `shape` [H, W, C]."""
+  height, width, channels = shape
+  image = convert(image, 'L' if channels == 1 else 'RGB')
   if image.size != (width, height):
     image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
   return np.asarray(image, np.uint8).reshape(shape)

@@ -1,0 +1,1 @@
+"""A page to label images in: `python -m flatmatch_jax.label DIR`."""
