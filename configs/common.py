@@ -84,7 +84,7 @@ def base(
       'recipe_args': recipes.defaults(recipe),
       'model': 'wrn_28_2',
       'pretrained': '',  # File of weights to start a ViT from.
-      'dtype': 'float32',  # bfloat16 computes in it; parameters stay float32.
+      'dtype': 'float32',  # Or bfloat16, float16; parameters stay float32.
       'remat': False,  # Saves memory, costs one more forward pass.
       # A state that is split: by how many devices, for networks too large for
       # each to hold it all. Their number must be a multiple.

@@ -22,7 +22,11 @@ _KNOWN = (
 )
 _MAX_DEPTH, _MAX_WIDTH = 1000, 100  # Tracing takes time for each layer.
 _MAX_CHANNELS = 4096
-_DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
+_DTYPES = {
+  'float32': jnp.float32,
+  'bfloat16': jnp.bfloat16,
+  'float16': jnp.float16,
+}
 _VITS: dict[str, dict[str, Any]] = {
   'tiny': {'size': 192, 'num_heads': 3, 'drop_path': 0.1},
   'small': {'size': 384, 'num_heads': 6, 'drop_path': 0.2},

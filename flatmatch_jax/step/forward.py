@@ -120,3 +120,31 @@ def make_forward(
     return outputs, new_stats
 
   return forward
+
+
+def with_scaled_gradients(forward: Forward, scale) -> Forward:
+  """The same function; inside, gradients are `scale` times as large.
+
+  float16 would round small ones to zero. With a power of two, others keep their
+  bits.
+  """
+
+  def scaled(params, *args, **kwargs):
+    params = _times_in_backward(params, 1 / scale)
+    outputs, stats = forward(params, *args, **kwargs)
+    return _times_in_backward(outputs, scale), stats
+
+  return scaled
+
+
+@jax.custom_vjp
+def _times_in_backward(tree, factor):
+  """`tree`; its gradient is multiplied by `factor`."""
+  del factor
+  return tree
+
+
+_times_in_backward.defvjp(
+  lambda tree, factor: (tree, factor),
+  lambda factor, grads: (jax.tree.map(lambda g: g * factor, grads), None),
+)

@@ -14,7 +14,7 @@ import optax
 
 from flatmatch_jax.methods.base import Method, Prepared
 from flatmatch_jax.methods.losses import cross_entropy
-from flatmatch_jax.step.forward import Forward
+from flatmatch_jax.step.forward import Forward, with_scaled_gradients
 from flatmatch_jax.step.perturb import Perturbation
 from flatmatch_jax.step.recipes import RECIPES, Recipe
 from flatmatch_jax.types import (
@@ -26,6 +26,7 @@ from flatmatch_jax.types import (
   TrainState,
 )
 
+_FLOAT16_SCALE = 15  # The exponent of the first scale of gradients.
 _SHOWN_CLASSES = 100  # In a histogram at every interval.
 
 # Metrics of which one that is not finite makes a step to be skipped.
@@ -131,12 +132,16 @@ def make_train_step(
   perturb: Perturbation | None = None,
   ema_decay: float = 0.999,
   bn_momentum: float = 0.999,
+  float16: bool = False,
 ):
   """Returns `train_step(state, batch) -> (state, metrics)`, ready for jit.
 
   `ema_decay` is the decay of the averaged weights, and `bn_momentum` that of
-  BatchNorm's running statistics. Both start lower: see `_warm`.
+  BatchNorm's running statistics. Both start lower: see `_warm`. With `float16`
+  the network's gradients are scaled up, and half as much after each step that
+  is skipped because they were too large.
   """
+  unscaled = forward
   clean_row, worst_row = (
     Losses(*(a * b for a, b in zip(row, method.trains_on, strict=True)))
     for row in (recipe.clean, recipe.worst)
@@ -144,6 +149,10 @@ def make_train_step(
   groups = perturb.groups if perturb else 1
 
   def train_step(state, batch):
+    forward = unscaled
+    if float16:
+      exponent = jnp.maximum(_FLOAT16_SCALE - state.skipped.total, 0)
+      forward = with_scaled_gradients(unscaled, jnp.ldexp(1.0, exponent))
     views, targets, kept = prepare(forward, method, state, batch)
     objective = make_objective(forward, method, state)
     gradient = jax.grad(objective, has_aux=True)

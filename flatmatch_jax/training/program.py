@@ -90,6 +90,7 @@ def create(
     tx,
     ema_decay=config.ema_decay,
     bn_momentum=config.bn_momentum,
+    float16=config.dtype == 'float16',
   )
 
   def init(rng):

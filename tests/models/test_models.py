@@ -207,8 +207,8 @@ def test_statistics_do_not_depend_on_earlier_ones(name):
 
 
 def test_unknown_dtype():
-  with pytest.raises(UserError, match=r"'float16'.*float32, bfloat16"):
-    models.create('wrn_10_1', 3, dtype='float16')
+  with pytest.raises(UserError, match=r"'float64'.*float32, bfloat16"):
+    models.create('wrn_10_1', 3, dtype='float64')
 
 
 @pytest.mark.parametrize('name', TINY)

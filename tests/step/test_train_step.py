@@ -345,6 +345,51 @@ def test_a_step_that_is_not_finite_keeps_running_statistics(batch):
   trees_equal(after.batch_stats, state.batch_stats)
 
 
+def test_scaled_gradients_are_the_plain_ones_bit_for_bit(batch):
+  setup = Setup('freematch', 'flatmatch', rho=0.5)
+  parts = setup.forward, setup.method, setup.tx, setup.recipe, setup.perturb
+  scaled = train_step.make_train_step(*parts, float16=True)
+  before = setup.init()
+  plain, _ = jax.jit(setup.step)(before, batch)
+  after, _ = jax.jit(scaled)(before, batch)
+  trees_equal(comparable(after), comparable(plain))
+
+
+@pytest.mark.parametrize('skipped', [0, 3, 40])
+def test_each_skipped_step_halves_the_scale_of_float16(skipped, batch):
+  """Seen where gradients leave the network in float16's place."""
+  seen = []
+
+  @jax.custom_vjp
+  def look(x):
+    return x
+
+  def backward(_, grad):
+    jax.debug.callback(lambda g: seen.append(np.abs(g).max()), grad)
+    return (grad,)
+
+  look.defvjp(lambda x: (x, None), backward)
+  setup = Setup('supervised')
+
+  def forward(*args):
+    outputs, stats = setup.forward(*args)
+    head = outputs['labeled']
+    return outputs | {'labeled': head._replace(logits=look(head.logits))}, stats
+
+  before = setup.init()
+  before = before.replace(
+    skipped=before.skipped._replace(total=jnp.int32(skipped))
+  )
+  for float16 in (False, True):
+    step = train_step.make_train_step(
+      forward, setup.method, setup.tx, float16=float16
+    )
+    jax.block_until_ready(jax.jit(step)(before, batch))
+    jax.effects_barrier()
+  plain, scaled = seen
+  assert scaled == plain * 2.0 ** max(15 - skipped, 0)
+
+
 def test_weights_average_warms_up(batch):
   setup = Setup('supervised')
   state = setup.init()

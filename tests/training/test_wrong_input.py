@@ -88,7 +88,7 @@ batch_size=40 microbatches=4 |\
   batch_size=40; 8 devices; microbatches=4; 32 and 64
 digits:method=flatmatch_fix recipe_args.pretrain_steps=400 |\
   pretrain_steps=400; steps=400; 40 are fewer than the 100
-dtype=float16 | 'float16'; float32, bfloat16
+dtype=float64 | 'float64'; float32, bfloat16, float16
 imagenet:model=vit_base_15 | vit_base_15; patches of 15; image_size=224
 digits:labels=all imbalance=10 | imbalance=10; labels=all
 labels_file=mine.json imbalance=10 | imbalance=10; mine.json
