@@ -54,12 +54,17 @@ def create(name: str, context: dict | None = None, **kwargs) -> Method:
   """The method `name` with its paper's defaults where not told otherwise.
 
   Arguments without a default come from the `context`: `steps`, the length of
-  training; and for a method with a second network `forward`, `tx` and
-  `init_network`, a function from a random key to the network's variables.
+  training; `info`, a DatasetInfo; and for a method with a second network
+  `forward`, `tx` and `init_network`, a function from a random key to the
+  network's variables.
   """
-  needed = set(inspect.signature(METHODS[name]).parameters) - set(
-    defaults(name)
-  )
+  needed = inspect.signature(METHODS[name]).parameters.keys() - defaults(name)
   return METHODS[name](
     **{key: (context or {})[key] for key in needed}, **kwargs
   )
+
+
+def asks(name: str, **kwargs) -> Method:
+  """The method without a context: only to see its views, heads and the like."""
+  needed = inspect.signature(METHODS[name]).parameters.keys() - defaults(name)
+  return create(name, dict.fromkeys(needed), **kwargs)
