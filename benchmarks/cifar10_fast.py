@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import pathlib
-import resource
 import signal
 import statistics
 import subprocess
@@ -24,6 +23,8 @@ import sys
 import time
 from typing import NamedTuple
 import zlib
+
+import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -185,14 +186,16 @@ def _cpu_file(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f'{path.name}.cpu')
 
 
-def _reap(process, path: pathlib.Path) -> int | None:
-  """The exit code, or None while it runs; adds to what the run has spent."""
-  spent = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-  before = spent()
-  if (code := process.poll()) is not None:
-    total = _spent(path) + spent() - before
-    _cpu_file(path).write_text(f'{total:.3f}')
-  return code
+def _poll(process, path: pathlib.Path, earlier: float) -> int | None:
+  """The exit code, or None while it runs; notes what the run has spent.
+
+  `earlier` starts took so many seconds. Noted at every look, so that a run that
+  is killed together with this script is counted, too.
+  """
+  with contextlib.suppress(psutil.Error):
+    times = psutil.Process(process.pid).cpu_times()
+    _cpu_file(path).write_text(f'{earlier + times.user + times.system:.3f}')
+  return process.poll()
 
 
 def is_recorded(cell: Cell) -> bool:
@@ -250,12 +253,12 @@ def run_all(
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl-C is for us; we ask them to stop.
           )
-        running[cell] = process, mine
+        running[cell] = process, mine, _spent(runs / cell.name)
         os.sched_setaffinity(process.pid, mine)  # Before JAX looks at it.
         os.setpriority(os.PRIO_PROCESS, process.pid, 19)
       time.sleep(1)
-      for cell, (process, mine) in list(running.items()):
-        if _reap(process, runs / cell.name) is not None:
+      for cell, (process, mine, spent) in list(running.items()):
+        if _poll(process, runs / cell.name, spent) is not None:
           del running[cell]
           free.append(mine)
           in_a_row = in_a_row + 1 if process.returncode else 0
@@ -263,12 +266,12 @@ def run_all(
     if in_a_row == _ENOUGH:
       _say(f'{in_a_row} failed in a row, so {len(waiting)} were not tried.')
   finally:
-    for process, _ in running.values():
+    for process, *_ in running.values():
       process.send_signal(signal.SIGTERM)
     while running:
       time.sleep(0.1)
-      for cell, (process, _) in list(running.items()):
-        if _reap(process, runs / cell.name) is not None:
+      for cell, (process, _, spent) in list(running.items()):
+        if _poll(process, runs / cell.name, spent) is not None:
           del running[cell]
           ended(cell, process.returncode)
   return failed

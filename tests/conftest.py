@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from configs import digits
 from flatmatch_jax import methods, models
 from flatmatch_jax.data.pipeline import parted
 from flatmatch_jax.models.heads import predict
@@ -125,9 +126,50 @@ def make_batch(seed=0, labeled=8, unlabeled=16, views=('weak', 'strong')):
   )
 
 
+def compile_step(setup, batch, mesh):
+  """The step for a mesh, placed as loop.py does."""
+  state = sharding.abstract_state(mesh, jax.eval_shape(setup.init))
+  rows = sharding.over_batch(mesh)
+  batch = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch
+  )
+  out = sharding.of_state(mesh, state), sharding.replicated(mesh)
+  jitted = jax.jit(setup.step, donate_argnums=0, out_shardings=out)
+  return jitted.lower(state, batch).compile()
+
+
+def run_steps(setup, step, mesh, batches):
+  """The state and the metrics after some steps."""
+  state = setup.init()
+  state = jax.device_put(state, sharding.of_state(mesh, state))
+  for batch in batches:
+    state, metrics = step(
+      state, jax.device_put(batch, sharding.over_batch(mesh))
+    )
+    sharding.settle(metrics)
+  return state, metrics
+
+
 @pytest.fixture
 def batch():
   return make_batch()
+
+
+def make_config(method='pseudo_label+flatmatch_e', **changes):
+  """No strong views by default: RandAugment takes long to compile."""
+  config = digits.get_config(f'method={method}')
+  config.update(
+    steps=6,
+    batch_size=8,
+    unlabeled_batch_size=16,
+    eval_batch_size=120,
+    log_every=2,
+    eval_every=3,
+    checkpoint_every=2,
+    probe_every=5,
+  )
+  config.update(changes)
+  return config
 
 
 class StoppedError(Exception):

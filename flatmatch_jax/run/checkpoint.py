@@ -127,6 +127,11 @@ class Checkpoints:
         raise DamagedError('its metrics are not those of its notes')
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
       raise DamagedError(f'its notes cannot be read: {error!r}') from None
+    if 'checksums' not in notes:
+      raise UserError(
+        f'{folder} was saved by an earlier version of flatmatch_jax. Read it '
+        'with that version, or train in another --workdir.'
+      )
     return notes
 
   def _set_aside(self, damaged, good):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flatmatch_jax.run import checkpoint
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.checksum import checksums
 from flatmatch_jax.system import sharding
@@ -252,6 +253,16 @@ def test_changed_notes_are_damage(directory):
     path.write_text(json.dumps(content | {name: content[name] + 1}))
     assert restored_step(directory) == 3
     path.write_text(whole)
+
+
+def test_one_of_an_earlier_version_is_not_called_damaged(directory):
+  path = directory / '4' / 'notes' / 'metadata'
+  notes = json.loads(path.read_text())
+  del notes['crc32'], notes['checksums']
+  notes['crc32'] = checkpoint._crc32(notes)
+  path.write_text(json.dumps(notes))
+  with pytest.raises(UserError, match='saved by an earlier version'):
+    restored_step(directory, read_only=False)
 
 
 def test_leftovers_and_empty_folders_are_harmless(directory):

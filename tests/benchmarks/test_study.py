@@ -197,7 +197,8 @@ def test_runs_that_end_well_are_recorded_and_the_others_named(
   monkeypatch.setattr(
     study, 'record', lambda cell, run: recorded.append((cell.name, run.path))
   )
-  todo = [Ends('a', ''), Ends('b', 'raise SystemExit("why")'), Ends('c', '')]
+  busy = 'import time\nwhile time.process_time() < 3: pass'
+  todo = [Ends('a', busy), Ends('b', 'raise SystemExit("why")'), Ends('c', '')]
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
   assert failed == [f'{tmp_path}/b.log']
   assert recorded == [('a', tmp_path / 'a'), ('c', tmp_path / 'c')]

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from PIL import Image
 import pytest
-from test_records import encode, picture, prepare
+from tiny_imagenet import encode, picture, prepare
+from trees import assert_equal
 
 from configs import imagenet, imagenet30
 from flatmatch_jax.data import (
@@ -64,12 +65,6 @@ def batches(data, start=0, stop=3, seed=0, views=VIEWS, **kwargs):
 @pytest.fixture(scope='module')
 def whole(data):
   return batches(data, stop=5)
-
-
-def assert_equal(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-    np.testing.assert_array_equal(x, y, strict=True)
 
 
 def test_dataset_has_the_labels_and_names_of_its_files(dataset):

@@ -7,6 +7,7 @@ import sys
 import types
 
 from absl import flags
+from conftest import make_config
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,23 +36,6 @@ TOLERANCE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
 pytestmark = pytest.mark.usefixtures('tiny_network')
-
-
-def make_config(method='pseudo_label+flatmatch_e', **changes):
-  """No strong views by default: RandAugment takes long to compile."""
-  config = digits.get_config(f'method={method}')
-  config.update(
-    steps=STEPS,
-    batch_size=8,
-    unlabeled_batch_size=16,
-    eval_batch_size=120,
-    log_every=2,
-    eval_every=3,
-    checkpoint_every=2,
-    probe_every=5,
-  )
-  config.update(changes)
-  return config
 
 
 def state_of(files):

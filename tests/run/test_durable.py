@@ -5,9 +5,9 @@ import os
 import pathlib
 import re
 
+from conftest import make_config
 from orbax.checkpoint._src.path import async_path
 import pytest
-from test_sweep import make_config
 
 from flatmatch_jax import sweep
 from flatmatch_jax.run.workdir import Workdir

@@ -1,11 +1,6 @@
 """Cross-sharpness is free: XLA's own count of the whole step."""
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks import step_cost
 

@@ -1,7 +1,6 @@
 """A start: cores as devices, programs that are kept, seconds that are told."""
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -11,11 +10,10 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import pytest
+from runs import ROOT
 
 from configs import cifar10
 from flatmatch_jax.system import startup
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def test_phases_add_up_to_the_whole(capfd, monkeypatch):
@@ -222,3 +220,34 @@ def test_cores_are_devices_unless_jax_is_told(dataset, given, found):
     timeout=300,
   )
   assert done.stdout.strip() == found, done.stderr
+
+
+_IMPORT_ALL = """
+import importlib, pkgutil, sys
+import absl.logging, flatmatch_jax
+before = absl.logging.get_verbosity(), sys.unraisablehook
+names = [m.name for m in pkgutil.walk_packages(
+    flatmatch_jax.__path__, 'flatmatch_jax.')]
+assert 'flatmatch_jax.training.loop' in names, names
+for name in names:
+  importlib.import_module(name)
+slow = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'clu', 'tensorboard'}
+print(len(names), sorted(slow & set(sys.modules)))
+print(before == (absl.logging.get_verbosity(), sys.unraisablehook))
+"""
+
+
+def test_importing_loads_no_tensorflow_and_silences_nothing():
+  done = subprocess.run(
+    [sys.executable, '-c', _IMPORT_ALL],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  loaded, unchanged = done.stdout.splitlines()
+  number, loaded = loaded.split(maxsplit=1)
+  assert int(number) > 20
+  assert loaded == '[]'
+  assert unchanged == 'True'

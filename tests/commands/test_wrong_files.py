@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from PIL import Image, ImageFile
 import pytest
-from test_wrong_input import check_line, file, start
+from refusals import check_line, file, start
 
 from flatmatch_jax import analyze, data, evaluate, experiments, predict, preview
 from flatmatch_jax.data import images, splits

@@ -12,12 +12,12 @@ import os
 import subprocess
 import sys
 
-from conftest import NUM_CLASSES, Setup, make_batch
+from conftest import NUM_CLASSES, Setup, compile_step, make_batch, run_steps
 import flax.linen as nn
 import jax
-import numpy as np
 import pytest
 import runs
+from trees import assert_close
 
 from benchmarks import hlo
 from flatmatch_jax import methods
@@ -88,51 +88,11 @@ def batch_of(case, seed=0, times=1):
   return batch
 
 
-def compile_step(setup, batch, mesh):
-  """The step for a mesh, placed as loop.py does."""
-  state = sharding.abstract_state(mesh, jax.eval_shape(setup.init))
-  rows = sharding.over_batch(mesh)
-  batch = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch
-  )
-  out = sharding.of_state(mesh, state), sharding.replicated(mesh)
-  jitted = jax.jit(setup.step, donate_argnums=0, out_shardings=out)
-  return jitted.lower(state, batch).compile()
-
-
 @functools.cache
 def compile_case(case, devices, times=1):
   mesh = sharding.make_mesh(devices=jax.devices()[:devices])
   batch = jax.eval_shape(lambda: batch_of(case, times=times))
   return compile_step(setup_of(case), batch, mesh)
-
-
-def run(setup, step, mesh, batches):
-  """The state and the metrics after some steps."""
-  state = setup.init()
-  state = jax.device_put(state, sharding.of_state(mesh, state))
-  for batch in batches:
-    state, metrics = step(
-      state, jax.device_put(batch, sharding.over_batch(mesh))
-    )
-    sharding.settle(metrics)
-  return state, metrics
-
-
-def assert_close(a, b):
-  raw = lambda tree: jax.tree.map(
-    lambda x: np.asarray(
-      jax.random.key_data(x)
-      if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-      else x
-    ),
-    tree,
-  )
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-    raw(a),
-    raw(b),
-  )
 
 
 def test_cases_have_all_states_recipes_and_layouts():
@@ -172,7 +132,7 @@ def test_one_two_and_eight_devices_agree_and_keep_their_images(case):
   for devices in (1, 2, 8):
     mesh = sharding.make_mesh(devices=jax.devices()[:devices])
     step = compile_case(case, devices)
-    results.append(run(setup_of(case), step, mesh, batches))
+    results.append(run_steps(setup_of(case), step, mesh, batches))
     (state, _) = results[-1]
     assert all(
       x.sharding.num_devices == devices for x in jax.tree.leaves(state)

@@ -13,7 +13,7 @@ import numpy as np
 import processes
 import pytest
 import runs
-import test_records
+import tiny_imagenet
 import tiny_main
 
 from flatmatch_jax import models
@@ -477,7 +477,7 @@ print('read', of_batches, len(read))
 
 def test_streams_of_two_processes_equal_those_of_one(env, tmp_path):
   """Also what they classify; and each process decodes its own rows only."""
-  test_records.prepare(tmp_path)
+  tiny_imagenet.prepare(tmp_path)
   env = env | {'PYTHONPATH': str(processes.ROOT)}  # With TensorFlow.
   found = {}
   for count in (1, 2):

@@ -1,6 +1,5 @@
 """The paper's tables: their numbers, commands, cost, dry run and page."""
 
-import pathlib
 import re
 import shlex
 import sys
@@ -10,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from ml_collections import config_flags
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from flatmatch_jax import experiments, models
 from flatmatch_jax.data import resident

@@ -7,6 +7,7 @@ import re
 
 import jax
 import pytest
+from runs import ROOT
 
 from flatmatch_jax import predict
 from flatmatch_jax.run import plots
@@ -14,7 +15,6 @@ from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.types import UserError
 
-ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted(
   [
     *(ROOT / 'flatmatch_jax').rglob('*.py'),

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_pretrained import save_npz, to_google
-from test_streaming import assert_equal
+from trees import assert_equal
+from vit_weights import save_npz, to_google
 
 from configs import digits
 from flatmatch_jax import models

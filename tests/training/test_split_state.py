@@ -3,12 +3,19 @@
 from collections import Counter
 import functools
 
-from conftest import NUM_CLASSES, Setup, TinyNet, make_batch
+from conftest import (
+  NUM_CLASSES,
+  Setup,
+  TinyNet,
+  compile_step,
+  make_batch,
+  run_steps,
+)
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_devices import assert_close, compile_step, run
+from trees import assert_close
 
 from benchmarks import hlo
 from configs import digits
@@ -46,7 +53,7 @@ def trained(network, data, fsdp):
   setup = Setup('freematch', 'flatmatch_e', network=network, mesh=mesh, rho=0.5)
   batches = [make_batch(seed, 16, 32) for seed in range(3)]
   step = compile_step(setup, batches[0], mesh)
-  state, metrics = run(setup, step, mesh, batches)
+  state, metrics = run_steps(setup, step, mesh, batches)
   return step, state, metrics
 
 
