@@ -6,7 +6,6 @@ import pathlib
 import re
 import statistics
 
-from matplotlib.figure import Figure
 from scipy import stats
 
 from benchmarks import pages
@@ -169,7 +168,11 @@ def write(
     if name in runs
   }
   amount = sorted(started)
-  tables = [table(runs, groups, labels) for labels in amount]
+  tables = [
+    f'{table(runs, groups, labels)}\n\n'
+    f'![Test error by step, {labels} labels](images/results_{labels}.png)'
+    for labels in amount
+  ]
   text = pooled(runs, groups)
   text += f'{len(runs)} of the {len(names)} runs are done.'
   if missing:
@@ -181,39 +184,10 @@ def write(
     file.write('\n')
   pages.put_between(docs / 'results.md', MARKS, '\n\n'.join([*tables, text]))
   for labels in amount:
-    by_variant = {
-      variant: {seed: runs[n] for seed, n in seeds.items() if n in runs}
-      for (number, variant), seeds in groups.items()
-      if number == labels
-    }
     curves = {
-      variant: list(seeds.values())
-      for variant, seeds in by_variant.items()
-      if seeds and ',' not in variant
+      variant: [runs[name] for name in seeds.values() if name in runs]
+      for (number, variant), seeds in groups.items()
+      if number == labels and ',' not in variant
     }
-    images = docs / 'images'
-    if curves:
-      plots.comparison(curves, images / f'results_{labels}.png')
-    dots(by_variant, images / f'results_{labels}_last.png')
-
-
-def dots(by_variant: dict[str, dict[int, list]], path: pathlib.Path) -> None:
-  """The last error of every run, a line a variant; its mean is a bar."""
-  shown = {variant: seeds for variant, seeds in by_variant.items() if seeds}
-  figure = Figure(figsize=(7, 0.8 + 0.24 * len(shown)), layout='constrained')
-  axis = figure.subplots()
-  for line, seeds in enumerate(shown.values()):
-    errors = {seed: numbers(rows)[0] for seed, rows in seeds.items()}
-    mean = statistics.mean(errors.values())
-    axis.plot([mean, mean], [line - 0.35, line + 0.35], 'k', linewidth=1.5)
-    for seed, error in errors.items():
-      axis.plot(error, line, 'o', color=f'C{seed}', markersize=5, alpha=0.8)
-  for seed in sorted({seed for seeds in shown.values() for seed in seeds}):
-    axis.plot([], [], 'o', color=f'C{seed}', label=f'seed {seed}')
-  axis.set(xlabel='last test error, %', yticks=range(len(shown)))
-  axis.set_yticklabels(shown)
-  axis.invert_yaxis()
-  axis.grid(alpha=0.3)
-  figure.legend(frameon=False, fontsize='small', loc='outside right upper')
-  with files.replacing(path) as file:
-    figure.savefig(file, format='png', dpi=120)
+    shown = {variant: rows for variant, rows in curves.items() if rows}
+    plots.comparison(shown, docs / 'images' / f'results_{labels}.png')

@@ -87,7 +87,7 @@ def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
   )
   assert 'Not of the protocol, and not shown: other-250-0.' in text
   drawn = sorted(path.name for path in (tmp_path / 'images').iterdir())
-  assert drawn == ['results_250.png', 'results_250_last.png']
+  assert drawn == ['results_250.png']
 
 
 def test_study_keeps_evaluations_and_means_between_them():
