@@ -46,6 +46,7 @@ CASES = {
   'remixmatch': ('remixmatch', 'plain', 'split', {}),
   'mpl': ('mpl', 'flatmatch_last', 'split', {}),
   'adamatch': ('adamatch', 'flatmatch', 'split', {}),
+  'debiaspl': ('debiaspl', 'plain', 'split', {}),
   'sam': ('supervised', 'sam', 'split', {}),
 }
 
@@ -98,8 +99,7 @@ def compile_case(case, devices, times=1):
 def test_cases_have_all_states_recipes_and_layouts():
   stateful = set()
   for name in methods.METHODS:
-    context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
-    method = methods.create(name, context)
+    method = methods.asks(name)
     if method.init is not Method._field_defaults['init']:
       stateful.add(name)
   named, recipes, layouts, options = zip(*CASES.values(), strict=True)
