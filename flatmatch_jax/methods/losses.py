@@ -28,7 +28,7 @@ def mse(logits: jax.Array, targets: jax.Array) -> jax.Array:
 def kl(
   targets: jax.Array, logits: jax.Array, weights: jax.Array | None = None
 ) -> jax.Array:
-  """Mean over the rows of KL(targets ‖ softmax(logits)), `weights` [B] times."""
+  """Mean over the rows of KL(targets ‖ softmax(logits)) times `weights` [B]."""
   rows = optax.kl_divergence(jax.nn.log_softmax(logits), targets)
   return jnp.mean(rows if weights is None else rows * weights)
 

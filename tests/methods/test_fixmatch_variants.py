@@ -124,9 +124,7 @@ def test_debiaspl_takes_from_frequent_classes_and_asks_a_margin_of_them():
 
 def test_debiaspl_starts_as_fixmatch():
   state = methods.create('debiaspl').init(None, None, INFO)
-  (value, _, metrics), student, teacher = call(
-    'debiaspl', state=state, decay=1.0
-  )
-  (fixmatch, _, expected), _, _ = call('fixmatch')
+  (value, _, metrics), *_ = call('debiaspl', state=state, decay=1.0)
+  (fixmatch, _, expected), *_ = call('fixmatch')
   close(value, fixmatch)
   assert_guesses(metrics, *expected['pseudo_labels'])
