@@ -30,59 +30,13 @@ os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from absl import app, flags
-import jax
 from jax.experimental import topologies
-import jax.numpy as jnp
 from ml_collections import config_flags
 
-from benchmarks import hlo, steps
+from benchmarks import compiled_step, hlo
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
-from flatmatch_jax import data as data_lib
-from flatmatch_jax.data import resident, streaming
-from flatmatch_jax.paper import cost
 from flatmatch_jax.system import cli, files, sharding
-from flatmatch_jax.training import program as program_lib
-from flatmatch_jax.types import Batch, DatasetInfo, UserError
-
-
-def abstract_data(config, views, mesh):
-  """What a feed gives the step, as shapes: all images, or a step's."""
-  count, shape = cost.IMAGES[config.dataset]
-  if config.dataset not in ('imagenet', 'imagenet30'):
-    labeled = count if config.labels == 'all' else config.labels
-    return steps.data_shapes(count, shape, labeled, mesh)
-  split = lambda dtype, *shape: jax.ShapeDtypeStruct(
-    shape, dtype, sharding=sharding.over_batch(mesh)
-  )
-  images = lambda rows: split(jnp.uint8, rows, *shape)
-  number = lambda rows: split(jnp.int32, rows)
-  rows = config.batch_size
-  labeled = {'weak': images(rows), 'label': number(rows)}
-  labeled['index'] = number(rows)
-  rows = config.unlabeled_batch_size
-  unlabeled = {name: images(rows) for name in views}
-  return Batch(
-    labeled, unlabeled | {'index': number(rows), 'truth': number(rows)}
-  )
-
-
-def lower(config, mesh):
-  """The step as `loop.py` compiles it, for the devices of `mesh`."""
-  count, shape = cost.IMAGES[config.dataset]
-  classes = data_lib.SOURCES[config.dataset].num_classes or 0
-  program = program_lib.create(
-    config, DatasetInfo(classes, count, count), shape, mesh=mesh
-  )
-  over_batch = sharding.over_batch(mesh)
-  data = abstract_data(config, program.views, mesh)
-  streams = isinstance(data, Batch)
-  pipeline = streaming.PIPELINE if streams else resident.PIPELINE
-  sample = program_lib.make_sample(config, program.views, over_batch, pipeline)
-  shapes = jax.eval_shape(program.init, jax.eval_shape(jax.random.key, 0))
-  out = sharding.of_state(mesh, shapes), sharding.replicated(mesh)
-  step = lambda state, data: program.step(state, sample(data, state))
-  jitted = jax.jit(step, donate_argnums=0, out_shardings=out)
-  return jitted.lower(sharding.abstract_state(mesh, shapes), data)
+from flatmatch_jax.types import UserError
 
 
 def make_mesh(topology: str, chips: int, fsdp: int = 1):
@@ -117,7 +71,7 @@ def make_mesh(topology: str, chips: int, fsdp: int = 1):
 def measure(config, mesh, chip: Chip, effort: float, out: str | None):
   """Compiles the step; returns what the compiler says of it."""
   began = time.process_time()
-  compiled = lower(config, mesh).compile(
+  compiled = compiled_step.lower(config, mesh).compile(
     {'exec_time_optimization_effort': effort}
   )
   seconds = time.process_time() - began
@@ -126,19 +80,14 @@ def measure(config, mesh, chip: Chip, effort: float, out: str | None):
     pathlib.Path(out).write_text(text)
   sent = hlo.totals(hlo.collectives(text))
   cost: Any = compiled.cost_analysis()
-  memory: Any = compiled.memory_analysis()
-  held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-  held += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+  held, temporary = compiled_step.memory(compiled)
   return {
     'flops': cost['flops'],
     'bytes': cost['bytes accessed'],
     'hbm_bytes': held,
-    'temporary_bytes': memory.temp_size_in_bytes,
+    'temporary_bytes': temporary,
     'hbm_share': round(held / chip.memory, 4),
-    'collectives': {
-      kind: {'count': count, 'bytes': size}
-      for kind, (count, size) in sent.items()
-    },
+    'collectives': compiled_step.as_json(sent),
     'compile_cpu_seconds': round(seconds),
     **roofline(
       chip,
@@ -150,37 +99,10 @@ def measure(config, mesh, chip: Chip, effort: float, out: str | None):
   }
 
 
-def describe(
-  config, topology: str, chips: int, factor: int, effort: float
-) -> dict[str, Any]:
+def describe(config, topology: str, chips: int, factor: int, effort: float):
   """What a row is about: two rows with equal descriptions are one."""
-  return {
-    'dataset': config.dataset,
-    'model': config.model,
-    'method': config.method,
-    'batch_norm': config.batch_norm,
-    'dtype': config.dtype,
-    'topology': topology,
-    'chips': chips,
-    'fsdp': config.mesh.fsdp,
-    'batch_size': config.batch_size,
-    'unlabeled_batch_size': config.unlabeled_batch_size,
-    'batch_factor': factor,
-    'remat': config.remat,
-    'microbatches': config.microbatches,
-    'optimizer': config.optimizer,
-    'labels': config.labels,
-    'recipe_args': config.recipe_args.to_dict(),
-    'effort': effort,
-  }
-
-
-def find(rows: list[dict], description: dict) -> dict | None:
-  """The row of this description, if there is one."""
-  for row in rows:
-    if all(row.get(key) == value for key, value in description.items()):
-      return row
-  return None
+  about = compiled_step.describe(config, chips, factor)
+  return about | {'topology': topology, 'effort': effort}
 
 
 def table(rows: list[dict]) -> str:
@@ -232,17 +154,12 @@ def main(argv):
   factor = batch_factor(sizes, mesh.size)
   config.batch_size *= factor
   config.unlabeled_batch_size *= factor
-  file = pathlib.Path(chosen.json) if chosen.json else None
-  rows = json.loads(file.read_text()) if file and file.exists() else []
-  description = describe(
-    config, chosen.topology, mesh.size, factor, chosen.effort
+  about = describe(config, chosen.topology, mesh.size, factor, chosen.effort)
+  row = compiled_step.find_or_add(
+    chosen.json,
+    about,
+    lambda: measure(config, mesh, chip, chosen.effort, chosen.hlo),
   )
-  row = find(rows, description)
-  if row is None:
-    row = description | measure(config, mesh, chip, chosen.effort, chosen.hlo)
-    if file:
-      with files.replacing(file, 'w') as out:
-        out.write(json.dumps([*rows, row], indent=1) + '\n')
   print(json.dumps(row, indent=1))
 
 

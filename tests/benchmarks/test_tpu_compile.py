@@ -3,7 +3,7 @@
 from conftest import TinyNet
 import pytest
 
-from benchmarks import hlo_bytes, pod_arithmetic, tpu_compile
+from benchmarks import compiled_step, hlo_bytes, pod_arithmetic, tpu_compile
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from configs import cifar10, imagenet
 from flatmatch_jax import models
@@ -50,12 +50,12 @@ def test_a_row_is_found_by_all_that_it_is_about():
   config = cifar10.get_config()
   about = tpu_compile.describe(config, 'v5e:2x2', 1, 1, 0.0)
   rows = [about | {'flops': 1}]
-  assert tpu_compile.find(rows, about) == rows[0]
+  assert compiled_step.find(rows, about) == rows[0]
   for field, value in (('dtype', 'bfloat16'), ('recipe_args.groups', 4)):
     other = cifar10.get_config()
     other.update_from_flattened_dict({field: value})
     other = tpu_compile.describe(other, 'v5e:2x2', 1, 1, 0.0)
-    assert tpu_compile.find(rows, other) is None
+    assert compiled_step.find(rows, other) is None
 
 
 def test_unknown_chips_are_refused():
@@ -65,11 +65,11 @@ def test_unknown_chips_are_refused():
 
 def test_data_stays_abstract_and_has_its_true_size():
   mesh = sharding.make_mesh()
-  data = tpu_compile.abstract_data(cifar10.get_config(), ('weak',), mesh)
+  data = compiled_step.abstract_data(cifar10.get_config(), ('weak',), mesh)
   assert isinstance(data, Resident)
   assert data.images.shape == (50_000, 32, 32, 3)
   assert data.labeled.shape == (40,)
-  data = tpu_compile.abstract_data(imagenet.get_config(), ('weak',), mesh)
+  data = compiled_step.abstract_data(imagenet.get_config(), ('weak',), mesh)
   assert isinstance(data, Batch)
   assert data.unlabeled['weak'].shape == (224, 224, 224, 3)
   assert data.unlabeled['weak'].sharding == sharding.over_batch(mesh)
@@ -86,7 +86,7 @@ def test_the_step_is_lowered_for_the_devices_of_a_mesh(
   config = config.get_config('method=flatmatch_e')
   monkeypatch.setattr(sharding, '_LARGE', 256)
   mesh = sharding.make_mesh(fsdp)
-  text = tpu_compile.lower(config, mesh).as_text()
+  text = compiled_step.lower(config, mesh).as_text()
   # The second kernel, [3, 3, 8, 16].
   assert ('[{}, {}, {}, {"fsdp"}]' in text) == (fsdp > 1)
   assert f'mhlo.num_partitions = {mesh.size} ' in text
