@@ -34,6 +34,7 @@ def abstract_data(config, views, mesh):
   number = lambda rows: split(jnp.int32, rows)
   rows = config.batch_size
   labeled = {'weak': images(rows), 'label': number(rows)}
+  labeled['index'] = number(rows)
   rows = config.unlabeled_batch_size
   unlabeled = {name: images(rows) for name in views}
   return Batch(

@@ -57,7 +57,8 @@ def create(
   """
   config = config_of(method, model, batch_size)
   config.batch_norm = layout
-  info = DatasetInfo(num_classes, num_images, num_images)
+  counts = (4,) * num_classes
+  info = DatasetInfo(num_classes, num_images, num_images, counts)
   shape = (side, side, 3)
   program = program_lib.create(config, info, shape)
   mesh = sharding.make_mesh(devices=jax.devices()[:devices])
@@ -69,7 +70,7 @@ def create(
 
 def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
   """The state at the start, and random images with four labels a class."""
-  classes, number, _ = setup.info
+  classes, number, *_ = setup.info
   rng = np.random.RandomState(0)
   images = rng.randint(0, 256, (number, *setup.shape), dtype=np.uint8)
   labels = np.arange(number, dtype=np.int32) % classes
@@ -87,7 +88,7 @@ def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
 
 def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
   """The same without content: any number of images costs nothing."""
-  classes, number, _ = setup.info
+  classes, number, *_ = setup.info
   data = data_shapes(number, setup.shape, 4 * classes, setup.mesh)
   state = jax.eval_shape(setup.program.init, jax.eval_shape(jax.random.key, 0))
   return sharding.abstract_state(setup.mesh, state), data

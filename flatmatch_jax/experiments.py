@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from flatmatch_jax import data
+from flatmatch_jax.data.pipeline import parted
 from flatmatch_jax.paper import cells, cost
 from flatmatch_jax.paper.tables import TABLES, TITLES
 from flatmatch_jax.step import forward
@@ -32,13 +33,14 @@ def abstract_batch(config, views: tuple[str, ...], fixed: bool) -> Batch:
   _, shape = cost.IMAGES[config.dataset]
   images = lambda n: jax.ShapeDtypeStruct((n, *shape), jnp.float32)
   numbers = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
-  labeled: Any = {
-    'weak': images(config.batch_size),
-    'label': numbers(config.batch_size),
-  }
-  unlabeled: Any = {name: images(config.unlabeled_batch_size) for name in views}
-  for name in ('index', 'truth'):
-    unlabeled[name] = numbers(config.unlabeled_batch_size)
+  batches = []
+  sizes = config.batch_size, config.unlabeled_batch_size
+  for size, names, label in zip(
+    sizes, parted(views), ('label', 'truth'), strict=True
+  ):
+    batch: Any = {name: images(size) for name in names}
+    batches.append(batch | {name: numbers(size) for name in ('index', label)})
+  labeled, unlabeled = batches
   return Batch(labeled, unlabeled, labeled if fixed else None)
 
 

@@ -172,11 +172,7 @@ def _train_group(members: list[Member], names, at_once) -> None:
       f'{", ".join(one_by_one)} decides what is compiled: other values are '
       'other programs, one after another.'
     )
-  key = lambda pair: (
-    *_others(pair[0], can),
-    len(pair[1].labeled),
-    len(pair[1].unlabeled),
-  )
+  key = lambda pair: (*_others(pair[0], can), setup.info_of(dataset, pair[1]))
   for group in _grouped(pairs, key):
     same, their_splits = zip(*group, strict=True)
     with contextlib.ExitStack() as locks:

@@ -17,7 +17,9 @@ PyTree = Any
 class Batch(NamedTuple):
   """One step of augmented data: global arrays, sharded on their first axis."""
 
-  labeled: dict[str, jax.Array]  # 'weak' [B, H, W, C], 'label' [B].
+  # 'weak' and other views [B, H, W, C], 'label' [B]; 'index' [B] is the place
+  # among the labeled images.
+  labeled: dict[str, jax.Array]
   # 'weak', 'strong', … [U, H, W, C], 'index' [U]; 'truth' [U] is for metrics
   # only, -1 where unknown.
   unlabeled: dict[str, jax.Array]
@@ -25,12 +27,21 @@ class Batch(NamedTuple):
   fixed: dict[str, jax.Array] | None = None
 
 
+class Head(NamedTuple):
+  """An extra output of the network, computed from its features."""
+
+  name: str
+  size: int = 0  # 0 is the number of classes.
+  hidden: bool = False  # After a layer as wide as the features, and a ReLU.
+  evaluated: bool = False  # Classifies outside training, for the classifier.
+
+
 class Prediction(NamedTuple):
   """What a model returns for a batch of images."""
 
   logits: jax.Array  # [B, K]
   features: jax.Array  # [B, D]
-  heads: dict[str, jax.Array]  # Extra linear heads by name; often empty.
+  heads: dict[str, jax.Array]  # By the name of the head; often empty.
 
 
 Views = dict[str, jax.Array]  # Images by name: 'labeled', 'weak', 'strong'.
@@ -79,11 +90,12 @@ class Pending(NamedTuple):
 
 
 class DatasetInfo(NamedTuple):
-  """What a method may size its state by."""
+  """What a method may know of the data beforehand."""
 
   num_classes: int
   num_train: int  # Indices of unlabeled images are below this.
   num_unlabeled: int  # Images in the unlabeled pool; at most `num_train`.
+  class_counts: tuple[int, ...] = ()  # Labeled images of each class.
 
 
 class Skipped(NamedTuple):

@@ -23,16 +23,18 @@ import pytest
 
 from configs import digits
 from flatmatch_jax import methods, models
+from flatmatch_jax.data.pipeline import parted
+from flatmatch_jax.models.heads import predict
 from flatmatch_jax.run import progress
 from flatmatch_jax.step import optimizer, train_step
 from flatmatch_jax.step.forward import make_forward
 from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.system import messages, sharding
-from flatmatch_jax.types import Batch, DatasetInfo, Prediction
+from flatmatch_jax.types import Batch, DatasetInfo, Head
 
 NUM_CLASSES = 4
 STEPS = 1000
-INFO = DatasetInfo(NUM_CLASSES, num_train=50, num_unlabeled=50)
+INFO = DatasetInfo(NUM_CLASSES, 50, 50, class_counts=(4, 3, 2, 1))
 
 
 def pytest_sessionstart():
@@ -43,7 +45,7 @@ class TinyNet(nn.Module):
   """Convolutions and BatchNorm, and next to nothing to compile."""
 
   num_classes: int = NUM_CLASSES
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
 
   @nn.compact
   def __call__(self, x, train):
@@ -52,11 +54,7 @@ class TinyNet(nn.Module):
       x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x)
       x = nn.leaky_relu(x)
     x = x.mean((1, 2))
-    return Prediction(
-      logits=nn.Dense(self.num_classes, name='classifier')(x),
-      features=x,
-      heads={name: nn.Dense(n, name=name)(x) for name, n in self.heads},
-    )
+    return predict(x, self.num_classes, self.heads, train, nn.Dense)
 
 
 class Setup:
@@ -94,6 +92,7 @@ class Setup:
   def _context(self):
     return {
       'steps': STEPS,
+      'info': INFO,
       'tx': self.tx,
       'forward': lambda *args: self.forward(*args),
       'init_network': self._init_network,
@@ -110,13 +109,16 @@ class Setup:
 
 
 def make_batch(seed=0, labeled=8, unlabeled=16, views=('weak', 'strong')):
-  """Random images with the unlabeled `views` that the method asks for."""
+  """Random images with the `views` that the method asks for."""
   keys = iter(jax.random.split(jax.random.key(100 + seed), 8))
   image = lambda n: jax.random.normal(next(keys), (n, 8, 8, 1))
   integer = lambda n, top: jax.random.randint(next(keys), (n,), 0, top)
+  known, others = parted(views)
   return Batch(
-    labeled={'weak': image(labeled), 'label': integer(labeled, NUM_CLASSES)},
-    unlabeled={name: image(unlabeled) for name in views}
+    labeled={'weak': image(labeled), 'label': integer(labeled, NUM_CLASSES)}
+    | {name: image(labeled) for name in known[1:]}
+    | {'index': jnp.arange(labeled) % sum(INFO.class_counts)},
+    unlabeled={name: image(unlabeled) for name in others}
     | {
       'index': integer(unlabeled, INFO.num_train),
       'truth': integer(unlabeled, NUM_CLASSES),

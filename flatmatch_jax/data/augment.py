@@ -115,17 +115,27 @@ def normalize(images, mean, std):
 def make_view(pad, flip, mean, std, sharding=None, operations=3):
   """Returns `view(name, key, images)`, normalized.
 
-  It is strong if the name says so, such as 'strong2', and weak otherwise.
-  `sharding` is that of the images, `operations` the number of RandAugment's in
-  a strong view.
+  It is strong if the name says so, such as 'strong2', or 'medium', and weak
+  otherwise. `sharding` is that of the images, `operations` the number of
+  RandAugment's in a strong view; a medium one has one.
   """
   groups = 1 if sharding is None else sharding.num_devices
 
   def view(name, key, images):
-    if name.startswith('strong'):
-      images = strong(key, images, pad, flip, groups, operations)
+    if name.startswith(('strong', 'medium')):
+      number = operations if name.startswith('strong') else 1
+      images = strong(key, images, pad, flip, groups, number)
     else:
       images = weak(key, images, pad, flip)
     return normalize(images, mean, std)
 
   return view
+
+
+def of_labeled(view, names, key, images):
+  """Views by `names` of the labeled images, which are given for each name."""
+  keys = [key, *(jax.random.fold_in(key, i) for i in range(1, len(names)))]
+  return {
+    name: view(name, key, images[name])
+    for name, key in zip(names, keys, strict=True)
+  }

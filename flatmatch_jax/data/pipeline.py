@@ -17,6 +17,17 @@ Data = Any  # A `Resident` or a `Streaming`: both have `images` and `fixed`.
 Views = tuple[str, ...]
 
 
+def parted(views: Views) -> tuple[Views, Views]:
+  """The views of the labeled images, and those of the unlabeled ones.
+
+  Names of the former start with 'labeled_', here no more; 'weak' comes first.
+  """
+  prefix = 'labeled_'
+  labeled = [name.removeprefix(prefix) for name in views if prefix in name]
+  others = [name for name in views if prefix not in name]
+  return ('weak', *labeled), tuple(others)
+
+
 class Feed(Protocol):
   """Gives what the compiled step takes, step after step."""
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from flatmatch_jax.data import augment
-from flatmatch_jax.data.pipeline import Pipeline
+from flatmatch_jax.data.pipeline import Pipeline, parted
 from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch
 
@@ -108,9 +108,9 @@ def make_sampler(
 
   `views` are names such as 'weak', 'weak2', 'strong': each is an independent
   draw of the augmentation it is named after; a strong one applies
-  `operations` of RandAugment.
+  `operations` of RandAugment. Those of labeled images start with 'labeled_'.
   """
-
+  labeled_views, unlabeled_views = parted(views)
   view = augment.make_view(pad, flip, mean, std, sharding, operations)
 
   def constrain(tree):
@@ -118,18 +118,23 @@ def make_sampler(
       return tree
     return jax.lax.with_sharding_constraint(tree, sharding)
 
-  def labeled_batch(rng, data, indices, labels=None):
+  def labeled_batch(rng, data, indices, labels=None, names=('weak',)):
     """Of `indices`, with their `labels` or, without, those of the data."""
     index_rng, weak_rng = jax.random.split(rng)
     choice = jax.random.randint(index_rng, (batch_size,), 0, len(indices))
     index = indices[choice]
     label = data.labels[index] if labels is None else labels[choice]
     images = constrain(data.images[index])
-    return {'weak': view('weak', weak_rng, images), 'label': label}
+    made = augment.of_labeled(
+      view, names, weak_rng, dict.fromkeys(names, images)
+    )
+    return made | {'label': label, 'index': choice}
 
   def sample(data: Resident, rng) -> Batch:
     labeled_rng, unlabeled_rng, view_rng, fixed_rng = jax.random.split(rng, 4)
-    labeled = labeled_batch(labeled_rng, data, data.labeled)
+    labeled = labeled_batch(
+      labeled_rng, data, data.labeled, names=labeled_views
+    )
     fixed = None
     if data.fixed is not None:
       fixed = labeled_batch(fixed_rng, data, data.fixed, data.fixed_labels)
@@ -138,7 +143,7 @@ def make_sampler(
     )
     unlabeled = {'index': index, 'truth': data.labels[index]}
     images = constrain(data.images[index])
-    for number, name in enumerate(views):
+    for number, name in enumerate(unlabeled_views):
       rng = jax.random.fold_in(view_rng, number)
       unlabeled[name] = view(name, rng, images)
     return constrain(Batch(labeled, unlabeled, fixed))

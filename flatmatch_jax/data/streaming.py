@@ -17,7 +17,7 @@ import numpy as np
 
 from flatmatch_jax.data import augment, crops, records, sources
 from flatmatch_jax.data.frames import Frames
-from flatmatch_jax.data.pipeline import Pipeline
+from flatmatch_jax.data.pipeline import Pipeline, parted
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch, UserError
@@ -121,21 +121,22 @@ def make_sampler(
   `raw` is what `batches` gives, on the device. The views are those of
   `resident.make_sampler`, but cropped already.
   """
+  labeled_views, unlabeled_views = parted(views)
   view = augment.make_view(0, flip, mean, std, sharding, operations)
 
-  def labeled_batch(rng, raw):
-    return raw | {'weak': view('weak', rng, raw['weak'])}
+  def labeled_batch(rng, raw, names=('weak',)):
+    return raw | augment.of_labeled(view, names, rng, raw)
 
   def sample(raw: Batch, rng) -> Batch:
     if sharding is not None:
       raw = jax.lax.with_sharding_constraint(raw, sharding)
     labeled_rng, view_rng, fixed_rng = jax.random.split(rng, 3)
     unlabeled = dict(raw.unlabeled)
-    for number, name in enumerate(views):
+    for number, name in enumerate(unlabeled_views):
       key = jax.random.fold_in(view_rng, number)
       unlabeled[name] = view(name, key, unlabeled[name])
     return Batch(
-      labeled=labeled_batch(labeled_rng, raw.labeled),
+      labeled=labeled_batch(labeled_rng, raw.labeled, labeled_views),
       unlabeled=unlabeled,
       fixed=raw.fixed and labeled_batch(fixed_rng, raw.fixed),
     )
@@ -173,7 +174,7 @@ def batches(
     stop: number of steps of the whole run.
     batch_size: rows of 'labeled', and of 'fixed' if there are any.
     unlabeled_batch_size: rows of 'unlabeled'.
-    views: of the unlabeled images, such as 'weak', 'weak2', 'strong'.
+    views: those of `make_sampler`.
     rows: which of so many rows are wanted here, by default all.
   """
   import tensorflow as tf
@@ -190,7 +191,7 @@ def batches(
     except tf.errors.OpError as error:
       for part in parts:
         data.images.find_fault(
-          _draw(part, seed, step, row)[0] for row in rows(part.size)
+          part.pool[_draw(part, seed, step, row)[0]] for row in rows(part.size)
         )
       raise UserError(
         f'The images of step {step} cannot be read: '
@@ -219,15 +220,23 @@ def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
     return _Part(number, name, pool, labels, size, views)
 
   truth = data.labels
+  labeled_views, unlabeled_views = parted(views)
   parts = [
-    part(0, 'labeled', data.labeled, truth[data.labeled], batch_size),
+    part(
+      0,
+      'labeled',
+      data.labeled,
+      truth[data.labeled],
+      batch_size,
+      labeled_views,
+    ),
     part(
       1,
       'unlabeled',
       data.unlabeled,
       truth[data.unlabeled],
       unlabeled_batch_size,
-      views,
+      unlabeled_views,
     ),
   ]
   if data.fixed is not None:
@@ -236,7 +245,7 @@ def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
 
 
 def _draw(part: _Part, seed: int, step: int, row: int):
-  """Index [], label [] and uniform numbers [views, tries, draws] of a row.
+  """Place in the pool and uniform numbers [views, tries, draws] of a row.
 
   Raw numbers of Philox, which numpy keeps for ever, unlike what its Generator
   makes of them (NEP 19).
@@ -249,7 +258,7 @@ def _draw(part: _Part, seed: int, step: int, row: int):
   raw = philox.random_raw(1 + int(np.prod(shape)))
   choice = int(raw[0]) * len(part.pool) >> 64
   uniform = (raw[1:] >> np.uint64(11)) * 2.0**-53
-  return part.pool[choice], part.labels[choice], uniform.reshape(shape)
+  return choice, uniform.reshape(shape)
 
 
 def _stream(images: Frames, part: _Part, seed, start, stop, rows):
@@ -258,11 +267,14 @@ def _stream(images: Frames, part: _Part, seed, start, stop, rows):
 
   def fetch(number):
     step, row = divmod(int(number), len(rows))
-    index, label, uniform = _draw(part, seed, step, int(rows[row]))
+    choice, uniform = _draw(part, seed, step, int(rows[row]))
+    index = part.pool[choice]
     data = images.records.read(index) if part.views else b''
     # As an object: numpy's own type of bytes loses zeros at the end.
     encoded = np.array(data, object)
-    return encoded, uniform, np.int32(index), np.int32(label)
+    if part.name != 'unlabeled':
+      index = choice
+    return encoded, uniform, np.int32(index), np.int32(part.labels[choice])
 
   @tf.autograph.experimental.do_not_convert  # Converting takes long.
   def row(number):
@@ -272,9 +284,8 @@ def _stream(images: Frames, part: _Part, seed, start, stop, rows):
     for scalar in (data, index, label):
       scalar.set_shape(())
     uniform.set_shape((len(part.views), crops.TRIES, crops.DRAWS))
-    named = {'index': index, 'truth': label}
-    if part.name != 'unlabeled':
-      named = {'label': label}
+    is_known = part.name != 'unlabeled'
+    named = {'index': index, 'label' if is_known else 'truth': label}
     if part.views:
       boxes = lambda *size: [
         crops.random_box(name, uniform[i], *size)

@@ -6,6 +6,8 @@ import inspect
 from flatmatch_jax.methods.adamatch import adamatch
 from flatmatch_jax.methods.base import Method
 from flatmatch_jax.methods.dash import dash
+from flatmatch_jax.methods.debiaspl import debiaspl
+from flatmatch_jax.methods.defixmatch import defixmatch
 from flatmatch_jax.methods.fixmatch import fixmatch
 from flatmatch_jax.methods.flexmatch import flexmatch
 from flatmatch_jax.methods.freematch import freematch
@@ -14,7 +16,9 @@ from flatmatch_jax.methods.mixmatch import mixmatch
 from flatmatch_jax.methods.mpl import mpl
 from flatmatch_jax.methods.pi_model import pi_model
 from flatmatch_jax.methods.pseudo_label import pseudo_label
+from flatmatch_jax.methods.refixmatch import refixmatch
 from flatmatch_jax.methods.remixmatch import remixmatch
+from flatmatch_jax.methods.sequencematch import sequencematch
 from flatmatch_jax.methods.softmatch import softmatch
 from flatmatch_jax.methods.supervised import supervised
 from flatmatch_jax.methods.uda import uda
@@ -37,6 +41,10 @@ METHODS: dict[str, Callable[..., Method]] = {
   'flexmatch': flexmatch,
   'softmatch': softmatch,
   'freematch': freematch,
+  'defixmatch': defixmatch,
+  'debiaspl': debiaspl,
+  'refixmatch': refixmatch,
+  'sequencematch': sequencematch,
 }
 
 
@@ -54,12 +62,17 @@ def create(name: str, context: dict | None = None, **kwargs) -> Method:
   """The method `name` with its paper's defaults where not told otherwise.
 
   Arguments without a default come from the `context`: `steps`, the length of
-  training; and for a method with a second network `forward`, `tx` and
-  `init_network`, a function from a random key to the network's variables.
+  training; `info`, a DatasetInfo; and for a method with a second network
+  `forward`, `tx` and `init_network`, a function from a random key to the
+  network's variables.
   """
-  needed = set(inspect.signature(METHODS[name]).parameters) - set(
-    defaults(name)
-  )
+  needed = inspect.signature(METHODS[name]).parameters.keys() - defaults(name)
   return METHODS[name](
     **{key: (context or {})[key] for key in needed}, **kwargs
   )
+
+
+def asks(name: str, **kwargs) -> Method:
+  """The method without a context: only to see its views, heads and the like."""
+  needed = inspect.signature(METHODS[name]).parameters.keys() - defaults(name)
+  return create(name, dict.fromkeys(needed), **kwargs)

@@ -10,11 +10,14 @@ import jax.numpy as jnp
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system.arguments import NonNegative, Share
-from flatmatch_jax.types import Losses, PseudoLabels
+from flatmatch_jax.types import DatasetInfo, Losses, PseudoLabels
 
 
 def adamatch(
-  steps: int, threshold: Share = 0.9, weight: NonNegative = 1.0
+  steps: int,
+  info: DatasetInfo,
+  threshold: Share = 0.9,
+  weight: NonNegative = 1.0,
 ) -> Method:
   """AdaMatch for unlabeled images of the labeled images' own domain.
 
@@ -22,13 +25,13 @@ def adamatch(
   unlabeled views. Each of their logits is drawn from between the two results,
   so that the network agrees with itself whatever BatchNorm normalizes by.
 
-  The labeled loss is on weak views only, since batches have no strong labeled
-  views; the paper adds an equal loss on those. Means are those of a batch and
-  targets are soft, as in the paper's equations; the authors' code has moving
-  averages and hard labels.
+  The labeled loss is on weak views only; the paper adds an equal loss on strong
+  ones. Means are those of a batch and targets are soft, as in the paper's
+  equations; the authors' code has moving averages and hard labels.
 
   Args:
     steps: length of training.
+    info: for the number of classes.
     threshold: on confidence, relative to the mean over the labeled images.
     weight: of the unlabeled loss, which reaches it halfway through training.
   """
@@ -36,8 +39,8 @@ def adamatch(
   def prepare(predict, state, batch, rng):
     views, targets, _ = standard_views(predict, state, batch, rng)
     views['labeled_joint'] = views['labeled']
-    logits = jax.eval_shape(predict, views['labeled']).logits  # No pass.
-    targets['share'] = jax.random.uniform(rng, logits.shape)  # λ [B, K]
+    shape = len(targets['label']), info.num_classes
+    targets['share'] = jax.random.uniform(rng, shape)  # λ [B, K]
     return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from flatmatch_jax.types import Losses, Views
+from flatmatch_jax.types import Head, Losses, Views
 
 
 class Prepared(NamedTuple):
@@ -17,9 +17,14 @@ class Prepared(NamedTuple):
 
 
 def standard_views(predict, state, batch, rng) -> Prepared:
-  """Labeled, weak and strong images; targets are the labels and indices."""
+  """All views of the batch; targets are the labels and indices.
+
+  The weak view of the labeled images is 'labeled', a strong one
+  'labeled_strong'.
+  """
   del predict, state, rng
-  views = {'labeled': batch.labeled['weak']}
+  views = {f'labeled_{k}': v for k, v in batch.labeled.items() if v.ndim == 4}
+  views['labeled'] = views.pop('labeled_weak')
   views |= {k: v for k, v in batch.unlabeled.items() if v.ndim == 4}
   targets = {'label': batch.labeled['label'], 'index': batch.unlabeled['index']}
   return Prepared(views, targets)
@@ -45,10 +50,12 @@ class Method(NamedTuple):
     init: (rng, variables, DatasetInfo) -> method_state.
     feedback: (before, after, batch, targets, kept) -> method_state. Runs after
       the update, for a teacher that learns from what the student did.
-    heads: extra linear heads the network must have, as (name, size).
+    heads: extra outputs that the network must have.
     trains_on: weights of the losses in the update; a labeled loss of weight 0
       still is what a recipe may climb.
-    views: names of the unlabeled views the data pipeline must make; none means
+    views: names of the views that the data pipeline must make, each after its
+      augmentation: 'weak', 'medium', 'strong', or 'strong2' for one more. Those
+      of labeled images, beside the weak one, start with 'labeled_'. None means
       that the method has no unlabeled loss.
     populations: groups of views, by name, that share BatchNorm's statistics
       whatever `config.batch_norm` is; it groups the views that none names. To
@@ -59,7 +66,7 @@ class Method(NamedTuple):
   prepare: Callable = standard_views
   init: Callable = lambda rng, variables, info: ()
   feedback: Callable = lambda before, after, batch, targets, kept: after.method
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
   trains_on: Losses = Losses(1.0, 1.0)
   views: tuple[str, ...] = ('weak', 'strong')
   populations: tuple[tuple[str, ...], ...] = ()

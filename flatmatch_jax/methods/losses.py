@@ -25,9 +25,12 @@ def mse(logits: jax.Array, targets: jax.Array) -> jax.Array:
   return jnp.mean((jax.nn.softmax(logits) - targets) ** 2)
 
 
-def kl(targets: jax.Array, logits: jax.Array) -> jax.Array:
-  """Mean over the rows of KL(targets ‖ softmax(logits))."""
-  return jnp.mean(optax.kl_divergence(jax.nn.log_softmax(logits), targets))
+def kl(
+  targets: jax.Array, logits: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
+  """Mean over the rows of KL(targets ‖ softmax(logits)) times `weights` [B]."""
+  rows = optax.kl_divergence(jax.nn.log_softmax(logits), targets)
+  return jnp.mean(rows if weights is None else rows * weights)
 
 
 def entropy(logits: jax.Array) -> jax.Array:
@@ -70,3 +73,21 @@ def mixup(rng, images: jax.Array, labels: jax.Array, alpha: float):
 def ramp(step: jax.Array, steps: int, fraction: float) -> jax.Array:
   """Rises from 0 to 1 over the first `fraction` of all `steps`, then stays."""
   return jnp.clip(step / jnp.maximum(fraction * steps, 1), 0.0, 1.0)
+
+
+def unit(vectors: jax.Array) -> jax.Array:
+  """Vectors [.., D] of length one; zero stays zero."""
+  squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+  return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))
+
+
+def by_place(place, rows, label, size: int):
+  """Means [size, D] of the `rows` [B, D] with each place [B], and their label.
+
+  The label [size] is -1 at a place without rows. A product of matrices: unlike
+  a scatter it has one result on all devices, whichever places come twice.
+  """
+  is_there = place[:, None] == jnp.arange(size)  # [B, size]
+  counts = jnp.maximum(is_there.sum(0), 1)
+  means = (is_there.astype(rows.dtype).T @ rows) / counts[:, None]
+  return means, jnp.max(jnp.where(is_there, label[:, None], -1), axis=0)

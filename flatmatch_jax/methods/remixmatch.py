@@ -13,7 +13,7 @@ from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system import rows
 from flatmatch_jax.system.arguments import Decay, NonNegative, Positive, Share
-from flatmatch_jax.types import Losses, PseudoLabels
+from flatmatch_jax.types import Head, Losses, PseudoLabels
 
 _ROWS = ('labeled', 'strong', 'strong2', 'weak')  # Mixed with each other.
 
@@ -102,7 +102,7 @@ def remixmatch(
     loss,
     prepare=prepare,
     init=init,
-    heads=(('rotation', 4),),
+    heads=(Head('rotation', 4),),
     views=_ROWS[1:],
   )
 

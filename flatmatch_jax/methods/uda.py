@@ -29,7 +29,9 @@ def uda(
 ) -> Method:
   """UDA with soft targets where the prediction is confident.
 
-  `tsa` releases the labels of confident labeled images only little by little.
+  `tsa` anneals the training signal: a labeled image counts only while the
+  probability of its label is at most a limit that rises with the steps, and the
+  labeled loss is the mean over the images that count.
   """
   if tsa not in SCHEDULES:
     raise UserError(
@@ -43,11 +45,13 @@ def uda(
     mask = (probs.max(-1) >= threshold).astype(jnp.float32)  # [U]
     target = jax.nn.softmax(logits / temperature)
     limit = _rescale(SCHEDULES[tsa](step / steps), probs.shape[-1])
-    confidence = jax.nn.softmax(teacher['labeled'].logits).max(-1)  # [B]
-    released = (confidence <= limit).astype(jnp.float32)
+    known = jax.nn.softmax(teacher['labeled'].logits)  # [B, K]
+    right = jnp.take_along_axis(known, targets['label'][:, None], -1)[:, 0]
+    counts = (right <= limit).astype(jnp.float32)  # [B]
     labeled = losses.cross_entropy(
-      student['labeled'].logits, targets['label'], released
+      student['labeled'].logits, targets['label'], counts
     )
+    labeled *= len(counts) / jnp.maximum(counts.sum(), 1.0)
     unlabeled = losses.cross_entropy(student['strong'].logits, target, mask)
     metrics = {'pseudo_labels': PseudoLabels(probs.argmax(-1), mask)}
     return Losses(labeled, weight * unlabeled), state, metrics
@@ -56,5 +60,5 @@ def uda(
 
 
 def _rescale(share, num_classes):
-  """From 0..1 to 1/K..1: no confidence is below 1/K."""
+  """From 0..1 to 1/K..1: a guess at random has 1/K."""
   return 1 - (1 - share) * (1 - 1 / num_classes)

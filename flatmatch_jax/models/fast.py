@@ -15,8 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flatmatch_jax.models.heads import predict
 from flatmatch_jax.models.norm import batch_norm
-from flatmatch_jax.types import Prediction
+from flatmatch_jax.types import Head, Prediction
 
 _FIRST_SIDE = 16  # Pixels per side of the first stage, within a factor of √2.
 _LEAST_CHANNELS = 8
@@ -88,7 +89,7 @@ class FastNet(nn.Module):
 
   Attributes:
     widths: channels of each stage.
-    heads: extra linear heads as (name, size).
+    heads: extra outputs.
     dtype: of convolutions and activations; parameters, statistics, pooling and
       heads stay float32.
     remat: compute each layer again in the backward pass, to save memory.
@@ -96,7 +97,7 @@ class FastNet(nn.Module):
 
   num_classes: int
   widths: tuple[int, ...] = (32, 64, 128)
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
 
@@ -123,10 +124,4 @@ class FastNet(nn.Module):
         x = layer(width, 3, 1, name=f'stage{stage + 1}_widen')(x)
       x = x + layer(width, 3, 1, name=f'stage{stage + 1}')(x)
     features = x.max((1, 2)).astype(jnp.float32)
-    return Prediction(
-      logits=nn.Dense(self.num_classes, name='classifier')(features),
-      features=features,
-      heads={
-        name: nn.Dense(size, name=name)(features) for name, size in self.heads
-      },
-    )
+    return predict(features, self.num_classes, self.heads, train, nn.Dense)

@@ -12,8 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flatmatch_jax.models.heads import predict
 from flatmatch_jax.models.norm import batch_norm
-from flatmatch_jax.types import Prediction
+from flatmatch_jax.types import Head, Prediction
 
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
@@ -61,7 +62,7 @@ class ResNet(nn.Module):
   Attributes:
     blocks: number of blocks of each stage; the default is ResNet-50.
     width: channels after the stem, doubled from stage to stage.
-    heads: extra linear heads as (name, size).
+    heads: extra outputs.
     dtype: of convolutions and activations; parameters, statistics, pooling and
       heads stay float32.
     remat: compute each block again in the backward pass, to save memory.
@@ -70,7 +71,7 @@ class ResNet(nn.Module):
   num_classes: int
   blocks: tuple[int, ...] = (3, 4, 6, 3)
   width: int = 64
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
 
@@ -96,10 +97,4 @@ class ResNet(nn.Module):
       rng, shape, dtype, -bound, bound
     )
     dense = functools.partial(nn.Dense, kernel_init=uniform, bias_init=uniform)
-    return Prediction(
-      logits=dense(self.num_classes, name='classifier')(features),
-      features=features,
-      heads={
-        name: dense(size, name=name)(features) for name, size in self.heads
-      },
-    )
+    return predict(features, self.num_classes, self.heads, train, dense)

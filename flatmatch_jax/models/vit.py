@@ -12,7 +12,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.types import Prediction, UserError
+from flatmatch_jax.models.heads import predict
+from flatmatch_jax.types import Head, Prediction, UserError
 
 _init = nn.initializers.truncated_normal(0.02)
 _dense = functools.partial(nn.Dense, kernel_init=_init)
@@ -80,7 +81,7 @@ class VisionTransformer(nn.Module):
     drop_path: rate of stochastic depth in the last block, falling linearly to
       0 in the first. It needs train=True and an rng named 'dropout'; without
       one nothing is dropped.
-    heads: extra linear heads as (name, size).
+    heads: extra outputs.
     dtype: of matrix products and activations; parameters, norms, softmax and
       heads stay float32.
     remat: compute each block again in the backward pass, to save memory.
@@ -92,7 +93,7 @@ class VisionTransformer(nn.Module):
   depth: int = 12
   num_heads: int = 12
   drop_path: float = 0.2
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
 
@@ -129,10 +130,4 @@ class VisionTransformer(nn.Module):
         name=f'block{block + 1}',
       )(x)
     features = _norm(name='norm', dtype=jnp.float32)(x[:, 0])
-    return Prediction(
-      logits=_dense(self.num_classes, name='classifier')(features),
-      features=features,
-      heads={
-        name: _dense(size, name=name)(features) for name, size in self.heads
-      },
-    )
+    return predict(features, self.num_classes, self.heads, train, _dense)

@@ -12,8 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flatmatch_jax.models.heads import predict
 from flatmatch_jax.models.norm import batch_norm
-from flatmatch_jax.types import Prediction
+from flatmatch_jax.types import Head, Prediction
 
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 _dense_init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'normal')
@@ -77,7 +78,7 @@ class WideResNet(nn.Module):
     blocks: number of blocks in each stage.
     width: factor on the stages' 16, 32, 64, … channels.
     strides: of each stage; (1, 2, 2) for the usual three.
-    heads: extra linear heads as (name, size).
+    heads: extra outputs.
     dtype: of convolutions and activations; parameters, statistics, pooling and
       heads stay float32.
     remat: compute each block again in the backward pass, to save memory.
@@ -87,7 +88,7 @@ class WideResNet(nn.Module):
   blocks: int = 4
   width: int = 2
   strides: tuple[int, ...] = (1, 2, 2)
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
   dtype: Any = jnp.float32
   remat: bool = False
 
@@ -109,10 +110,4 @@ class WideResNet(nn.Module):
         )(x)
     x = _activation(norm(name='norm', dtype=jnp.float32)(x))
     features = x.mean((1, 2))
-    return Prediction(
-      logits=dense(self.num_classes, name='classifier')(features),
-      features=features,
-      heads={
-        name: dense(size, name=name)(features) for name, size in self.heads
-      },
-    )
+    return predict(features, self.num_classes, self.heads, train, dense)

@@ -27,15 +27,16 @@ MACS = {
 
 
 class Rows(NamedTuple):
-  """Images that pass through the network in a plain step, beside B labeled.
+  """Images that pass through the network in a plain step.
 
-  In multiples of the unlabeled batch, with and without gradient, and of the
-  labeled batch, without.
+  In multiples of the unlabeled batch, with and without gradient, and likewise
+  of the labeled batch.
   """
 
   trained: int = 1
   forward: int = 1
   labeled_forward: int = 0
+  labeled_trained: int = 1
 
 
 ROWS = {
@@ -45,6 +46,8 @@ ROWS = {
   'mixmatch': Rows(2, 2),
   'remixmatch': Rows(5, 1),
   'mpl': Rows(2, 1, 2),  # Two networks.
+  'defixmatch': Rows(labeled_trained=2),
+  'sequencematch': Rows(2),
 }
 
 
@@ -70,7 +73,8 @@ def images_per_step(config, method, name):
   if recipe.fixed or recipe.source != recipe.clean:
     passes.append(recipe.source)  # Equal rows share one backward pass.
   trained = sum(
-    weights.labeled * batch + weights.unlabeled * rows.trained * unlabeled
+    weights.labeled * rows.labeled_trained * batch
+    + weights.unlabeled * rows.trained * unlabeled
     for weights in passes
   )
   only_forward = rows.forward * unlabeled + rows.labeled_forward * batch

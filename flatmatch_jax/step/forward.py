@@ -44,7 +44,7 @@ def populations(
     return [names]
   if layout == 'split':
     return [[name] for name in names]
-  strong = [name for name in names if name.startswith('strong')]
+  strong = [name for name in names if 'strong' in name or name == 'medium']
   clean = [name for name in names if name not in strong]
   return [group for group in (clean, strong) if group]
 

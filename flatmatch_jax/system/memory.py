@@ -24,22 +24,24 @@ def device_bytes() -> int:
   return host_bytes() * jax.process_count()
 
 
-def check(config, state, image_shape, num_views: int) -> None:
+def check(config, state, image_shape, views: tuple[str, ...]) -> None:
   """Raises UserError where state and images of a step exceed all devices.
 
   Args:
     config: for the sizes of batches.
     state: the train state as shapes.
     image_shape: [H, W, C].
-    num_views: of each unlabeled image.
+    views: as the method names them.
   """
   arrays = sum(
     math.prod(x.shape) * x.dtype.itemsize
     for x in jax.tree.leaves(state)
     if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
   )
+  labeled = sum(name.startswith('labeled_') for name in views)
   rows = max(
-    config.batch_size + num_views * config.unlabeled_batch_size,
+    (1 + labeled) * config.batch_size
+    + (len(views) - labeled) * config.unlabeled_batch_size,
     config.eval_batch_size,
   )
   images = 4 * rows * math.prod(image_shape)

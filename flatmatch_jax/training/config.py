@@ -42,8 +42,7 @@ def check_fields(config) -> None:
   _check_arguments(
     config, 'recipe_args', recipes.defaults(recipe), recipes.bounds(recipe)
   )
-  context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
-  made = methods.create(method, context, **config.method_args)
+  made = methods.asks(method, **config.method_args)
   if reason := recipes.objection(method, recipe, bool(made.views)):
     raise UserError(f'{config.method!r} has no meaning: {reason}.')
   if config.batch_norm not in LAYOUTS:

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax import data, models
+from flatmatch_jax import data, methods, models
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.step import recipes
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import classify
 from flatmatch_jax.training import config as config_lib
@@ -47,7 +48,10 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   """The 'latest' or 'best' checkpoint of a run, as it was trained."""
   config, dataset = _read_description(files)
   info = DatasetInfo(
-    len(dataset['class_names']), dataset['num_train'], dataset['num_unlabeled']
+    len(dataset['class_names']),
+    dataset['num_train'],
+    dataset['num_unlabeled'],
+    tuple(files.read('split.json')['per_class']),
   )
   program = program_lib.create(config, info, dataset['image_shape'])
   shapes = jax.eval_shape(program.init, jax.random.key(0))
@@ -66,8 +70,13 @@ class Classifier(NamedTuple):
 def load_classifier(files: Workdir, which: str = 'latest') -> Classifier:
   """Reads nothing but averaged weights and running statistics."""
   config, dataset = _read_description(files)
+  method, _ = recipes.parse(config.method)
+  heads = methods.asks(method, **config.method_args).heads
   model = models.create(
-    config.model, len(dataset['class_names']), dtype=config.dtype
+    config.model,
+    len(dataset['class_names']),
+    tuple(head for head in heads if head.evaluated),
+    config.dtype,
   )
   mesh = program_lib.make_mesh(config)
   image = jnp.zeros((1, *dataset['image_shape']))

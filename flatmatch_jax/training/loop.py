@@ -75,7 +75,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   key = jax.random.key(config.seed)
   shapes = jax.eval_shape(program.init, key)
   placed = sharding.of_state(program.mesh, shapes)
-  memory.check(config, shapes, image_shape, len(program.views))
+  memory.check(config, shapes, image_shape, program.views)
   weights = None
   if config.pretrained and not files.has_steps():
     weights = setup.read_weights(config.pretrained, shapes.params)

@@ -58,12 +58,7 @@ def create(
   )
   tx = make_optimizer(config, schedule)
 
-  def make_method(**network):
-    context = {'steps': config.steps, 'tx': tx} | network
-    return methods.create(method_name, context, **config.method_args)
-
-  # What the network must have; it does not depend on the method's context.
-  asks = make_method(forward=None, init_network=None)
+  asks = methods.asks(method_name, **config.method_args)
   model = models.create(
     config.model,
     info.num_classes,
@@ -82,7 +77,14 @@ def create(
   def init_network(rng):
     return model.init(rng, jnp.zeros((1, *image_shape)), train=True)
 
-  method = make_method(forward=run_network, init_network=init_network)
+  context = {
+    'steps': config.steps,
+    'info': info,
+    'tx': tx,
+    'forward': run_network,
+    'init_network': init_network,
+  }
+  method = methods.create(method_name, context, **config.method_args)
   make_step = functools.partial(
     train_step.make_train_step,
     run_network,

@@ -33,8 +33,11 @@ def choose_split(config, dataset) -> splits.Split:
 
 
 def info_of(dataset, split) -> DatasetInfo:
+  classes = len(dataset.class_names)
+  labels = dataset.train_labels
+  counts = np.bincount(labels[split.labeled], minlength=classes)
   return DatasetInfo(
-    len(dataset.class_names), len(dataset.train_labels), len(split.unlabeled)
+    classes, len(labels), len(split.unlabeled), tuple(counts.tolist())
   )
 
 
@@ -131,8 +134,7 @@ def tell_data(config, dataset, split) -> None:
   includes = (
     'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
   )
-  labels = dataset.train_labels[split.labeled]
-  counts = np.bincount(labels, minlength=len(dataset.class_names)).tolist()
+  counts = info_of(dataset, split).class_counts
   few, many = min(counts), max(counts)
   per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
   held_out = f'{config.num_val} for validation, ' if config.num_val else ''

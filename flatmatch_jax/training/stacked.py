@@ -65,7 +65,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   shapes = init.eval_shape(
     jax.random.key(config.seed), traced.values_of(config, names)
   )
-  memory.check(config, shapes, shape, len(functions.program.views))
+  memory.check(config, shapes, shape, functions.program.views)
   weights = None
   if config.pretrained:
     weights = setup.read_weights(config.pretrained, shapes.params)

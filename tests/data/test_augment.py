@@ -153,3 +153,11 @@ def test_normalize_equals_numpy():
   assert out.dtype == np.float32
   expected = (images / 255 - np.array(mean)) / np.array(std)
   np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_medium_view_is_a_strong_one_with_one_operation():
+  view = augment.make_view(0, False, (0.0,), (1.0,))
+  images, key = images_of(4, (8, 8, 3)), jax.random.key(0)
+  medium = jax.jit(functools.partial(view, 'medium'))(key, images)
+  one = jax.jit(lambda *x: augment.strong(*x, 0, False, operations=1))
+  np.testing.assert_allclose(medium, one(key, images) / 255, rtol=1e-6)

@@ -49,6 +49,27 @@ def test_weak_views_are_the_images_at_their_indices(dataset):
     assert [dataset.train_labels[i] for i in fits] == [int(label)]
 
 
+def test_labeled_views_are_of_the_labeled_images(dataset):
+  labeled = np.array([3, 7, 11])
+  data, key = place(dataset, labeled), jax.random.key(0)
+  make = lambda *views: jax.jit(
+    resident.make_sampler(8, 16, views, 0, False, (0.0,), (1.0,))
+  )
+  plain = make('weak', 'weak2')(data, key)
+  batch = make('weak', 'labeled_strong', 'weak2', 'labeled_weak2')(data, key)
+  assert set(batch.labeled) - set(plain.labeled) == {'strong', 'weak2'}
+  for name, x in plain.labeled.items():
+    np.testing.assert_array_equal(batch.labeled[name], x)
+  jax.tree.map(np.testing.assert_array_equal, batch.unlabeled, plain.unlabeled)
+  index = labeled[batch.labeled['index']]
+  images = dataset.train_images[index] / 255
+  np.testing.assert_allclose(batch.labeled['weak2'], images, rtol=1e-6)
+  np.testing.assert_array_equal(
+    batch.labeled['label'], dataset.train_labels[index]
+  )
+  assert not np.allclose(batch.labeled['strong'], images)
+
+
 def test_labeled_images_can_be_taken_out_of_the_pool(dataset):
   labeled = np.arange(0, 50, 2)
   within = place(dataset, labeled)

@@ -82,7 +82,7 @@ def test_batches_have_the_shapes_of_the_network(data, whole):
   for batch in whole:
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype.type), batch._asdict())
     assert shapes == {
-      'labeled': {'weak': image(4), 'label': number(4)},
+      'labeled': {'weak': image(4), 'label': number(4), 'index': number(4)},
       'unlabeled': {
         'weak': image(6),
         'strong': image(6),
@@ -169,6 +169,17 @@ def test_labeled_images_can_be_taken_out_of_the_pool(dataset):
   assert set(np.concatenate(drawn)) <= set(range(1, 30, 2))
 
 
+def test_labeled_views_are_of_the_labeled_images(colours, data, whole):
+  views = (*VIEWS, 'labeled_strong')
+  (batch,) = batches(data, stop=1, views=views)
+  assert_equal(batch.unlabeled, whole[0].unlabeled)
+  assert set(batch.labeled) == {'weak', 'strong', 'label', 'index'}
+  place = batch.labeled['index']
+  index = np.array([1, 5, 9, 20])[place]
+  assert [nearest(colours, x) for x in batch.labeled['weak']] == list(index)
+  np.testing.assert_array_equal(batch.labeled['label'], data.labels[index])
+
+
 def test_fixed_labels_come_with_their_images(colours, data, whole):
   fixed = streaming.add_fixed(data, [3, 4], [8, 9])
   np.testing.assert_array_equal(fixed.fixed, [1, 5, 9, 20, 3, 4])
@@ -186,7 +197,7 @@ def test_fixed_labels_come_with_their_images(colours, data, whole):
 
 def test_numbers_of_philox_stay_what_they_are(data):
   part = streaming._parts(data, 4, 6, VIEWS)[1]
-  index, _, uniform = streaming._draw(part, 7, 11, 2)
+  index, uniform = streaming._draw(part, 7, 11, 2)
   assert uniform.shape == (2, 10, 4)
   assert 0 <= uniform.min() < uniform.max() < 1
   assert int(index) == 12

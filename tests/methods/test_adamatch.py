@@ -1,6 +1,6 @@
 """AdaMatch against the equations of its paper, in numpy."""
 
-from conftest import NUM_CLASSES, make_batch
+from conftest import INFO, NUM_CLASSES, make_batch
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +28,11 @@ def cross_entropy(logits, target):
   return -(target * np.log(softmax(logits))).sum(-1)
 
 
+def create(**arguments):
+  context = {'steps': STEPS, 'info': INFO}
+  return methods.create('adamatch', context, **arguments)
+
+
 def random_logits(rng):
   sizes = {'weak': UNLABELED, 'strong': UNLABELED}
   sizes |= {'labeled': LABELED, 'labeled_joint': LABELED}
@@ -46,7 +51,7 @@ def test_losses_follow_the_equations(step, mu):
   student, teacher = random_logits(rng), random_logits(rng)
   share = rng.random((LABELED, NUM_CLASSES))  # λ
   label = np.arange(LABELED) % NUM_CLASSES
-  method = methods.create('adamatch', {'steps': STEPS}, weight=3.0)
+  method = create(weight=3.0)
   losses, state, metrics = method.loss(
     outputs(student),
     outputs(teacher),
@@ -83,13 +88,8 @@ def test_unlabeled_weight_rises_along_a_cosine_up_to_half_of_training():
 
 
 def test_every_labeled_logit_has_a_share_of_its_own():
-  def predict(images):
-    assert isinstance(images, jax.core.Tracer)  # Of the shape only: no pass.
-    return Prediction(jnp.zeros((len(images), NUM_CLASSES)), None, {})
-
   batch = make_batch()
-  method = methods.create('adamatch', {'steps': STEPS})
-  views, targets, _ = method.prepare(predict, None, batch, jax.random.key(0))
+  views, targets, _ = create().prepare(None, None, batch, jax.random.key(0))
   assert set(views) == {'labeled', 'labeled_joint', 'weak', 'strong'}
   for name in ('labeled', 'labeled_joint'):
     np.testing.assert_array_equal(views[name], batch.labeled['weak'])

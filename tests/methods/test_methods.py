@@ -372,18 +372,19 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize('tsa', SCHEDULES)
-def test_uda_releases_labeled_images_by_schedule(tsa):
+def test_uda_counts_images_whose_label_is_not_too_likely(tsa):
   student = random_outputs(1, 'weak', 'strong')
-  teacher = random_outputs(2, 'weak', 'strong')
-  confidence = softmax(teacher['labeled'].logits).max(-1)
+  teacher = random_outputs(4, 'weak', 'strong')
+  right = softmax(teacher['labeled'].logits)[np.arange(B), LABELS]
   seen = []
   for step in (0, 5, 20, 25, 30, 40, 50, 80, 95, 100):
     limit = SCHEDULES[tsa](step / STEPS) * (1 - 1 / 4) + 1 / 4
-    released = confidence <= limit
+    counts = right <= limit
     value, _ = call('uda', student, teacher, step, tsa=tsa)
-    labeled = np.sum(released * supervised_rows(student)) / B
+    total = np.sum(counts * supervised_rows(student))
+    labeled = total / max(counts.sum(), 1)
     np.testing.assert_allclose(value.labeled, labeled, rtol=1e-5)
-    seen.append(released.sum())
+    seen.append(counts.sum())
   assert len(set(seen)) > 2
   assert seen == sorted(seen)
 

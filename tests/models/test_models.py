@@ -12,7 +12,7 @@ from flatmatch_jax import models
 from flatmatch_jax.models import vit
 from flatmatch_jax.models.resnet import ResNet
 from flatmatch_jax.models.wide_resnet import WideResNet
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import Head, UserError
 
 # The smallest of each kind; all take images of 8x8.
 TINY = {
@@ -74,9 +74,32 @@ def test_parameter_counts(name, classes, size, number):
 )
 def test_heads_add_four_times_features_plus_four(name, features):
   _, plain = shapes(name, 10, (32, 32, 3))
-  _, more = shapes(name, 10, (32, 32, 3), heads=(('rotation', 4),))
+  _, more = shapes(name, 10, (32, 32, 3), heads=(Head('rotation', 4),))
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree['params']))
   assert count(more) - count(plain) == 4 * features + 4
+
+
+@pytest.mark.parametrize('name', TINY)
+def test_an_evaluated_head_classifies_outside_training(name):
+  heads = (Head('embedding', 5, hidden=True), Head('other', evaluated=True))
+  variables, images = example(TINY[name](heads=heads))
+  found = [
+    TINY[name](heads=heads).apply(
+      variables, images, train=train, mutable=['batch_stats']
+    )[0]
+    for train in (True, False)
+  ]
+  params = variables['params']
+  dense = lambda x, name: x @ params[name]['kernel'] + params[name]['bias']
+  for prediction, classifier in zip(
+    found, ('classifier', 'other'), strict=True
+  ):
+    logits = dense(prediction.features, classifier)
+    np.testing.assert_allclose(prediction.logits, logits, rtol=1e-5, atol=1e-6)
+    hidden = jax.nn.relu(dense(prediction.features, 'embedding_hidden'))
+    np.testing.assert_allclose(
+      prediction.heads['embedding'], dense(hidden, 'embedding'), 1e-5, 1e-6
+    )
 
 
 @pytest.mark.parametrize('shape', [(8, 8, 1), (32, 32, 3), (37, 50, 4)])
@@ -481,7 +504,7 @@ def test_rates_of_stochastic_depth_rise_linearly(depth, train, keys, rates):
 
 
 def test_layers_of_a_vit():
-  variables, _ = example(TINY['vit'](depth=3, heads=(('rotation', 4),)))
+  variables, _ = example(TINY['vit'](depth=3, heads=(Head('rotation', 4),)))
   params = variables['params']
   assert vit.depth(params) == 3
   assert {name: vit.layer((name, 'kernel'), 3) for name in params} == {

@@ -15,7 +15,7 @@ from vit_weights import HEADS, save_npz, to_google
 from flatmatch_jax import models
 from flatmatch_jax.models import pretrained
 from flatmatch_jax.models.vit import VisionTransformer
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import Head, UserError
 
 
 def make(image=8, classes=3, seed=0, **kwargs):
@@ -135,7 +135,7 @@ def test_positions_are_resized_and_the_class_token_is_not(tmp_path, layout):
 @pytest.mark.parametrize('layout', SAVE)
 def test_another_classifier_is_kept_and_extra_heads_too(tmp_path, layout):
   _, source, _ = make(classes=5)
-  _, params, _ = make(heads=(('rotation', 4),), seed=1)
+  _, params, _ = make(heads=(Head('rotation', 4),), seed=1)
   path = SAVE[layout](tmp_path / 'w.npz', source)
   loaded, report = pretrained.load(path, params)
   for name in ('classifier', 'rotation'):

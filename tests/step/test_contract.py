@@ -11,13 +11,14 @@ import optax
 import pytest
 
 from flatmatch_jax.data import sources
+from flatmatch_jax.data.pipeline import parted
 from flatmatch_jax.methods import METHODS
 from flatmatch_jax.methods.losses import cross_entropy
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.step import recipes, train_step
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.recipes import RECIPES
-from flatmatch_jax.types import Batch, Prediction
+from flatmatch_jax.types import Batch, Head, Prediction
 
 HIDDEN = 16
 LATE = 10_000  # A step past every ramp and warm-up.
@@ -32,13 +33,15 @@ def name(request):
 class Perceptron(NamedTuple):
   """The least network with BatchNorm and heads: cheap to trace and compile."""
 
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
 
   def init(self, rng, images, train):
     del train
     sizes = {'hidden': (images[0].size, HIDDEN)}
-    for name, size in (('classifier', NUM_CLASSES), *self.heads):
-      sizes[name] = (HIDDEN, size)
+    for head in (Head('classifier'), *self.heads):
+      if head.hidden:
+        sizes[f'{head.name}_hidden'] = (HIDDEN, HIDDEN)
+      sizes[head.name] = (HIDDEN, head.size or NUM_CLASSES)
     params = {}
     for number, (name, shape) in enumerate(sizes.items()):
       kernel = jax.random.normal(jax.random.fold_in(rng, number), shape)
@@ -56,11 +59,11 @@ class Perceptron(NamedTuple):
     mean = x.mean(0)
     x = (x - mean) / jnp.sqrt(x.var(0) + 1e-5)
     features = jax.nn.leaky_relu(x)
-    prediction = Prediction(
-      logits=dense('classifier', features),
-      features=features,
-      heads={name: dense(name, features) for name, _ in self.heads},
-    )
+    heads = {}
+    for name, _, hidden, _ in self.heads:
+      x = jax.nn.relu(dense(f'{name}_hidden', features)) if hidden else features
+      heads[name] = dense(name, x)
+    prediction = Prediction(dense('classifier', features), features, heads)
     return prediction, {'batch_stats': {'mean': mean}}
 
 
@@ -367,21 +370,23 @@ def strong(rng, images):
 def digit_batches(views, number):
   """Batches of the digits 0 to 3: eight are labeled, fifty unlabeled."""
   data = sources.digits()
-  chosen = np.flatnonzero(data.train_labels < NUM_CLASSES)[: INFO.num_train]
-  images = data.train_images[chosen] / 127.5 - 1
-  labels = data.train_labels[chosen]
+  some = np.flatnonzero(data.train_labels < NUM_CLASSES)[: INFO.num_train]
+  images = data.train_images[some] / 127.5 - 1
+  labels = data.train_labels[some]
   rng = np.random.default_rng(0)
   few = np.concatenate(
     [np.flatnonzero(labels == k)[:2] for k in range(NUM_CLASSES)]
   )
   for _ in range(number):
-    index = rng.integers(0, len(chosen), 16)
+    index = rng.integers(0, len(some), 16)
     unlabeled = {'index': index.astype(np.int32), 'truth': labels[index]}
-    for view in views:
-      unlabeled[view] = shifted(rng, images[index])
-      if view.startswith('strong'):
-        unlabeled[view] = strong(rng, unlabeled[view])
-    labeled = {'weak': shifted(rng, images[few]), 'label': labels[few]}
+    labeled = {'index': np.arange(len(few)), 'label': labels[few]}
+    known, others = parted(views)
+    pairs = [(unlabeled, view, index) for view in others]
+    for batch, view, chosen in [*pairs, *((labeled, k, few) for k in known)]:
+      batch[view] = shifted(rng, images[chosen])
+      if view.startswith(('medium', 'strong')):
+        batch[view] = strong(rng, batch[view])
     yield jax.tree.map(
       lambda x: jnp.asarray(x, 'f4' if x.ndim == 4 else 'i4'),
       Batch(labeled, unlabeled),

@@ -22,10 +22,11 @@ from trees import assert_close
 from benchmarks import hlo
 from flatmatch_jax import methods
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.models.heads import predict
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.system import sharding
-from flatmatch_jax.types import Prediction
+from flatmatch_jax.types import Head
 
 LABELED, UNLABELED = 16, 32
 
@@ -45,6 +46,7 @@ CASES = {
   'remixmatch': ('remixmatch', 'plain', 'split', {}),
   'mpl': ('mpl', 'flatmatch_last', 'split', {}),
   'adamatch': ('adamatch', 'flatmatch', 'split', {}),
+  'debiaspl': ('debiaspl', 'plain', 'split', {}),
   'sam': ('supervised', 'sam', 'split', {}),
 }
 
@@ -62,15 +64,14 @@ GATHERED = {
 class Net(nn.Module):
   """One convolution and BatchNorm: these tests compile many programs."""
 
-  heads: tuple[tuple[str, int], ...] = ()
+  heads: tuple[Head, ...] = ()
 
   @nn.compact
   def __call__(self, x, train):
     x = nn.Conv(8, (3, 3), 2)(x)
     x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x)
     x = nn.leaky_relu(x).mean((1, 2))
-    heads = {name: nn.Dense(size, name=name)(x) for name, size in self.heads}
-    return Prediction(nn.Dense(NUM_CLASSES)(x), x, heads)
+    return predict(x, NUM_CLASSES, self.heads, train, nn.Dense)
 
 
 @functools.cache
@@ -98,8 +99,7 @@ def compile_case(case, devices, times=1):
 def test_cases_have_all_states_recipes_and_layouts():
   stateful = set()
   for name in methods.METHODS:
-    context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
-    method = methods.create(name, context)
+    method = methods.asks(name)
     if method.init is not Method._field_defaults['init']:
       stateful.add(name)
   named, recipes, layouts, options = zip(*CASES.values(), strict=True)

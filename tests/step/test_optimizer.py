@@ -11,7 +11,7 @@ import pytest
 
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.step import optimizer
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import Head, UserError
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def tiny_vit(depth):
   """Random parameters of a tiny ViT with an extra head."""
   rng = np.random.RandomState(0)
   model = VisionTransformer(
-    3, patch=4, size=4, depth=depth, num_heads=2, heads=(('rotation', 4),)
+    3, patch=4, size=4, depth=depth, num_heads=2, heads=(Head('rotation', 4),)
   )
   x = jnp.zeros((1, 4, 4, 1))
   init = lambda: model.init(jax.random.key(0), x, train=True)

@@ -32,9 +32,8 @@ def configure(method, recipe):
 def pairs():
   """Each method plainly and under FlatMatch, and each recipe, by views."""
   found = {}
-  context = dict.fromkeys(('steps', 'forward', 'tx', 'init_network'))
   for method in methods.METHODS:
-    views = methods.create(method, context).views
+    views = methods.asks(method).views
     under = ['plain', 'flatmatch', 'flatmatch_e']
     if method in ('supervised', 'freematch'):
       under = recipes.RECIPES
@@ -60,7 +59,7 @@ def test_steps_lower_for_tpu_and_cuda(views, monkeypatch):
   count, shape = SIZE
   chosen = [configure(*pair) for pair in pairs()[views]]
   made = [
-    program.create(config, DatasetInfo(10, count, count), shape)
+    program.create(config, DatasetInfo(10, count, count, (1,) * 10), shape)
     for config in chosen
   ]
   # One sampling, traced once, for all that take these views.
