@@ -330,7 +330,7 @@ def test_workdir_without_checkpoints_is_an_error(
   call, workdir, tmp_path, empty_folder
 ):
   """A run that was killed before it saved for the first time."""
-  for name in ('config.json', 'dataset.json'):
+  for name in ('config.json', 'dataset.json', 'split.json'):
     (tmp_path / name).write_text((workdir / name).read_text())
   if empty_folder:
     (tmp_path / 'checkpoints').mkdir()

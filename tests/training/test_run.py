@@ -61,12 +61,12 @@ def run_on_terminal(folder, args):
   return process.wait(timeout=600), shown.decode()
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def folder(tmp_path_factory):
   return tmp_path_factory.getbasetemp()
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def finished(tmp_path_factory):
   return finished_run(tmp_path_factory)[0]
 
@@ -263,11 +263,12 @@ def fix_labels(folder):
   return done.stderr, again.stderr
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def jobs(folder, finished):
   """All further processes, two at a time: mostly they start up, on one core.
 
-  They come after `finished`, which fills the cache of compiled programs.
+  They come after `finished`, which fills the cache of compiled programs. Of the
+  session: a worker that steals a test may come back to this module.
   """
   shutil.copytree(finished, folder / 'again')
   shutil.copytree(finished, folder / 'no-result')
