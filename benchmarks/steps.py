@@ -68,7 +68,7 @@ def create(
   return Setup(config, program, sample, info, shape, mesh)
 
 
-def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
+def arrays(setup: Setup) -> tuple[Any, resident.Data]:
   """The state at the start, and random images with four labels a class."""
   classes, number, *_ = setup.info
   rng = np.random.RandomState(0)
@@ -86,7 +86,7 @@ def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
   return init(jax.random.key(0)), data
 
 
-def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
+def shapes(setup: Setup) -> tuple[Any, resident.Data]:
   """The same without content: any number of images costs nothing."""
   classes, number, *_ = setup.info
   data = data_shapes(number, setup.shape, 4 * classes, setup.mesh)
@@ -94,12 +94,12 @@ def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
   return sharding.abstract_state(setup.mesh, state), data
 
 
-def data_shapes(number: int, shape, labeled: int, mesh) -> resident.Resident:
+def data_shapes(number: int, shape, labeled: int, mesh) -> resident.Data:
   """As many images on all devices, without content."""
   array = lambda dtype, *shape: jax.ShapeDtypeStruct(
     shape, dtype, sharding=sharding.replicated(mesh)
   )
-  return resident.Resident(
+  return resident.Data(
     resident.Images(array(jnp.uint8, number, math.prod(shape)), shape),
     labels=array(jnp.int32, number),
     labeled=array(jnp.int32, labeled),
