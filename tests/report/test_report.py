@@ -56,7 +56,10 @@ def write_run(
   files = Workdir(path)
   files.write('config.json', config)
   number = 40 if labels == 'all' else labels
-  files.write('split.json', {'labeled': list(range(number)), 'validation': []})
+  files.write(
+    'split.json',
+    {'labeled': list(range(number)), 'validation': [], 'per_class': [4] * 10},
+  )
   files.write(
     'dataset.json',
     {

@@ -483,4 +483,4 @@ def test_streams_of_two_processes_equal_those_of_one(env, tmp_path):
       found[count] = [arrays[name] for name in arrays]
   for a, b in zip(found[1], found[2], strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6)
-  assert len(found[1]) == 3 * 6 + 2
+  assert len(found[1]) == 3 * 7 + 2
