@@ -13,7 +13,7 @@ import optax
 
 from configs import cifar10
 from flatmatch_jax.data import resident, sources, splits
-from flatmatch_jax.step import recipes, train_step
+from flatmatch_jax.step import optimizer, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo, Pending
@@ -124,7 +124,12 @@ def update(setup: Setup):
   config = setup.config
   _, name = recipes.parse(config.method)
   _, perturb = recipes.create(name, **config.recipe_args)
-  tx = program_lib.make_optimizer(config, setup.program.schedule)
+  tx = optimizer.create(
+    config.optimizer,
+    setup.program.schedule,
+    config.weight_decay,
+    config.layer_decay,
+  )
 
   def function(state, grads):
     total, worst = grads
