@@ -13,7 +13,7 @@ import optax
 
 from configs import cifar10
 from flatmatch_jax.data import resident, sources, splits
-from flatmatch_jax.step import recipes, train_step
+from flatmatch_jax.step import optimizer, recipes, train_step
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo, Pending
@@ -68,7 +68,7 @@ def create(
   return Setup(config, program, sample, info, shape, mesh)
 
 
-def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
+def arrays(setup: Setup) -> tuple[Any, resident.Data]:
   """The state at the start, and random images with four labels a class."""
   classes, number, *_ = setup.info
   rng = np.random.RandomState(0)
@@ -86,7 +86,7 @@ def arrays(setup: Setup) -> tuple[Any, resident.Resident]:
   return init(jax.random.key(0)), data
 
 
-def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
+def shapes(setup: Setup) -> tuple[Any, resident.Data]:
   """The same without content: any number of images costs nothing."""
   classes, number, *_ = setup.info
   data = data_shapes(number, setup.shape, 4 * classes, setup.mesh)
@@ -94,12 +94,12 @@ def shapes(setup: Setup) -> tuple[Any, resident.Resident]:
   return sharding.abstract_state(setup.mesh, state), data
 
 
-def data_shapes(number: int, shape, labeled: int, mesh) -> resident.Resident:
+def data_shapes(number: int, shape, labeled: int, mesh) -> resident.Data:
   """As many images on all devices, without content."""
   array = lambda dtype, *shape: jax.ShapeDtypeStruct(
     shape, dtype, sharding=sharding.replicated(mesh)
   )
-  return resident.Resident(
+  return resident.Data(
     resident.Images(array(jnp.uint8, number, math.prod(shape)), shape),
     labels=array(jnp.int32, number),
     labeled=array(jnp.int32, labeled),
@@ -124,7 +124,12 @@ def update(setup: Setup):
   config = setup.config
   _, name = recipes.parse(config.method)
   _, perturb = recipes.create(name, **config.recipe_args)
-  tx = program_lib.make_optimizer(config, setup.program.schedule)
+  tx = optimizer.create(
+    config.optimizer,
+    setup.program.schedule,
+    config.weight_decay,
+    config.layer_decay,
+  )
 
   def function(state, grads):
     total, worst = grads

@@ -20,7 +20,7 @@ from flatmatch_jax.analysis.measures import ANALYSES
 from flatmatch_jax.run.settings import differences
 from flatmatch_jax.run.workdir import as_dict
 from flatmatch_jax.system import cli, files, messages
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import UserError, check_known
 
 
 def main():
@@ -88,10 +88,7 @@ def main():
 
 def _check(args, names):
   for name in names:
-    if name not in ANALYSES:
-      raise UserError(
-        f'Unknown analysis {name!r} in --what; known: {", ".join(ANALYSES)}.'
-      )
+    check_known('analysis', name, ANALYSES)
   if args.points < 3 or not args.points % 2:
     raise UserError(
       f'--points={args.points} must be odd and at least 3, so that the middle '

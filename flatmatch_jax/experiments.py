@@ -25,7 +25,7 @@ from flatmatch_jax.step import forward
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import program, rules
-from flatmatch_jax.types import Batch, DatasetInfo, UserError, did_you_mean
+from flatmatch_jax.types import Batch, DatasetInfo, UserError, check_known
 
 
 def abstract_batch(config, views: tuple[str, ...], fixed: bool) -> Batch:
@@ -177,11 +177,7 @@ def seed(text: str) -> int:
 def _chosen(names):
   """The tables called `names`, one of which may be 'all'."""
   for table in names:
-    if table not in (*TABLES, 'all'):
-      raise UserError(
-        f'Unknown table {table!r}. Known: {", ".join(TABLES)}, and all.'
-        + did_you_mean(table, TABLES)
-      )
+    check_known('table', table, (*TABLES, 'all'))
   return list(TABLES) if 'all' in names else names
 
 

@@ -149,21 +149,19 @@ def _train_group(members: list[Member], names, at_once) -> None:
   """Members that have at least the data in common."""
   config = members[0].config
   dataset = data_lib.from_config(config)
-  pairs = [(m, setup.choose_split(m.config, dataset)) for m in members]
   shared = data_lib.pipeline_of(dataset).shared
-  # Whether labels are fixed depends on settings that no step reads.
-  alone = [
-    not shared
-    or bool(fixed_labels.step_of_fixing(m.config, len(split.labeled)))
-    for m, split in pairs
-  ]
-  for (member, _), is_alone in zip(pairs, alone, strict=True):
-    if is_alone:
-      try:
-        loop.train_and_evaluate(member.config, str(member.files.path))
-      except watch.NotFiniteError as error:
-        messages.say(f'{member.files.path.name}: {error}')
-  pairs = [pair for pair, out in zip(pairs, alone, strict=True) if not out]
+  pairs = []
+  for member in members:
+    split = setup.choose_split(member.config, dataset)
+    # Whether labels are fixed depends on settings that no step reads.
+    fixes = fixed_labels.step_of_fixing(member.config, len(split.labeled))
+    if shared and not fixes:
+      pairs.append((member, split))
+      continue
+    try:
+      loop.train_and_evaluate(member.config, str(member.files.path))
+    except watch.NotFiniteError as error:
+      messages.say(f'{member.files.path.name}: {error}')
   if not pairs:
     return
   can = traced.traceable(pairs[0][0].config, names, dataset, pairs[0][1])
@@ -224,36 +222,20 @@ def read_settings(items: list[str], seeds: list[str]) -> dict[str, list]:
 
 def define_flags(values: flags.FlagValues) -> None:
   """Of the command; not at import, as the function needs none."""
+  to: Any = {'flag_values': values}
   config_flags.DEFINE_config_file(
-    'config',
-    None,
-    'File of the config, with :key=value,… behind it.',
-    flag_values=values,
+    'config', None, 'File of the config, with :key=value,… behind it.', **to
   )
   flags.DEFINE_string(
-    'workdir',
-    None,
-    'Folder of the sweep; each member has one in it.',
-    flag_values=values,
+    'workdir', None, 'Folder of the sweep; each member has one in it.', **to
   )
   flags.DEFINE_list(
-    'seeds',
-    [],
-    'Seeds, such as 0,1,2: of training, and of the split.',
-    flag_values=values,
+    'seeds', [], 'Seeds, such as 0,1,2: of training, and of the split.', **to
   )
-  flags.DEFINE_multi_string(
-    'set',
-    [],
-    'FIELD=VALUE,VALUE,… of the config; may be given several times.',
-    flag_values=values,
-  )
-  flags.DEFINE_integer(
-    'at_once',
-    None,
-    'Members that train side by side; fewer need less memory.',
-    flag_values=values,
-  )
+  text = 'FIELD=VALUE,VALUE,… of the config; may be given several times.'
+  flags.DEFINE_multi_string('set', [], text, **to)
+  text = 'Members that train side by side; fewer need less memory.'
+  flags.DEFINE_integer('at_once', None, text, **to)
 
 
 def main(argv):

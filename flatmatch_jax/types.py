@@ -127,6 +127,21 @@ class UserError(ValueError):
   """
 
 
+def check_known(kind: str, name: str, known) -> None:
+  """Raises UserError unless `name` is one of the `known` ones."""
+  if name not in known:
+    raise UserError(
+      f'Unknown {kind} {name!r}. Known: {", ".join(known) or "none"}.'
+      + did_you_mean(name, known)
+    )
+
+
+def shortened(value: Any) -> str:
+  """A value in one line of at most 60 characters, for messages."""
+  text = ' '.join(repr(value).split())
+  return text if len(text) <= 60 else f'{text[:60]}...'
+
+
 def did_you_mean(name: str, known) -> str:
   """A sentence with the nearest of the `known` names; empty if none is near."""
   near = difflib.get_close_matches(name, list(known), 1)

@@ -24,7 +24,7 @@ import pytest
 from configs import digits
 from flatmatch_jax import methods, models
 from flatmatch_jax.data.pipeline import parted
-from flatmatch_jax.models.heads import predict
+from flatmatch_jax.models.layers import predict
 from flatmatch_jax.run import progress
 from flatmatch_jax.step import optimizer, train_step
 from flatmatch_jax.step.forward import make_forward
@@ -46,10 +46,11 @@ class TinyNet(nn.Module):
 
   num_classes: int = NUM_CLASSES
   heads: tuple[Head, ...] = ()
+  width: int = 8
 
   @nn.compact
   def __call__(self, x, train):
-    for features in (8, 16):
+    for features in (self.width, 2 * self.width):
       x = nn.Conv(features, (3, 3), 2)(x)
       x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x)
       x = nn.leaky_relu(x)
@@ -203,8 +204,8 @@ def tiny_network():
   """Every config's model is the tiny network, and TensorFlow is not loaded."""
 
   def tiny(name, num_classes, heads=(), dtype='', remat=False):
-    del name, dtype, remat
-    return TinyNet(num_classes, heads)
+    del dtype, remat
+    return TinyNet(num_classes, heads, 16 if name == 'wrn_10_2' else 8)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(models, 'create', tiny)

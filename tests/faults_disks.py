@@ -25,7 +25,7 @@ def assert_full(workdir, found, before):
   assert code == 2, stderr
   line = stderr.splitlines()[-1]
   assert line.startswith('error: Cannot write '), stderr
-  assert 'the same command goes on' in line, stderr
+  assert 'the same command resumes' in line, stderr
   assert 'Traceback' not in stderr, stderr
   assert runs.saved_steps(workdir)[-1] >= before
   assert int(load.load_run(Workdir(workdir)).state.step) >= before

@@ -47,8 +47,8 @@ def damage(lab, hurt, times):
     hurt(random, checkpoint)
     torn = runs.hashes(checkpoint) if checkpoint.exists() else None
     said = lab.finish(workdir)
-    back = f'Going on from step {previous} ' in said
-    assert back or f'Going on from step {latest} ' in said, said
+    back = f'Resuming from step {previous} ' in said
+    assert back or f'Resuming from step {latest} ' in said, said
     assert said.count(' is damaged (') == (back and torn is not None), said
     if back and torn is not None:
       assert runs.hashes(workdir / 'damaged' / str(latest)) == torn

@@ -62,7 +62,10 @@ def ask_to_stop(lab, workdir, number, place, count=1):
   code, stderr = runs.go_on(lab.stop(workdir, place, count), number)
   assert code == 128 + number, stderr
   assert 'Traceback' not in stderr, stderr
-  assert f'step {runs.saved_steps(workdir)[-1]} is saved' in stderr, stderr
+  saved = f'step {runs.saved_steps(workdir)[-1]} is saved. The same command'
+  at_once = 'Stopping when this step is saved; again ends at once.'
+  assert -1 < stderr.find(at_once) < stderr.find(saved), stderr
+  assert not (workdir / 'result.json').exists()
 
 
 def stops(lab, number):

@@ -1,9 +1,11 @@
 """Runs of the real program as processes, for the tests to start and stop."""
 
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,11 +150,19 @@ def assert_same_run(workdir, finished, final_state, steps=STEPS):
 
 
 def finished_run(tmp_path_factory):
-  """A finished run, made once for all test modules: folder and stderr."""
-  folder = tmp_path_factory.getbasetemp()
-  workdir, log = folder / 'finished', folder / 'finished.log'
-  if not log.exists():
-    done = run(folder, command(workdir), tensorflow=True)
-    assert done.returncode == 0, done.stderr
-    log.write_text(done.stderr)
-  return workdir, log.read_text()
+  """A finished run, made once for all tests: a copy of it, and its stderr."""
+  folder = own = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    folder = own.parent
+  log = folder / 'first.log'
+  with (folder / 'first.lock').open('w') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if not log.exists():
+      done = run(folder, command(folder / 'first'), tensorflow=True)
+      assert done.returncode == 0, done.stderr
+      log.write_text(done.stderr)
+  if not (own / 'finished').exists():
+    if folder != own:
+      shutil.copytree(folder / 'compiled', own / 'compiled')
+    shutil.copytree(folder / 'first', own / 'finished')
+  return own / 'finished', log.read_text()

@@ -5,19 +5,10 @@ import pathlib
 
 import numpy as np
 
+from flatmatch_jax.run.plots import make
 from flatmatch_jax.system import files
 
-
-def make(rows: int, columns: int, width: float, height: float):
-  """A figure, and its axes [rows, columns] of so many inches each."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  figure = Figure(
-    figsize=(width * columns, height * rows), layout='constrained'
-  )
-  FigureCanvasAgg(figure)  # No display, no global state.
-  return figure, figure.subplots(rows, columns, squeeze=False)
+__all__ = ['draw', 'make', 'name_runs', 'save', 'with_seeds']
 
 
 def save(figure, path: pathlib.Path) -> None:

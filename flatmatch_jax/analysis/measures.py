@@ -11,13 +11,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from flatmatch_jax.analysis import (
-  gradients,
-  hessian,
-  landscape,
-  pseudo_labels,
-  sharpness,
-)
+from flatmatch_jax.analysis import hessian, landscape, pseudo_labels, sharpness
 from flatmatch_jax.analysis.setting import Setting
 from flatmatch_jax.run.workdir import as_dict
 from flatmatch_jax.step import probe
@@ -61,19 +55,15 @@ def measure_sharpness(given: Setting, args) -> dict:
   """Over ρ at the checkpoint; over steps as the run logged it."""
   del args
   losses, params = given.losses, given.run.state.params
-  found = {
-    'rho': _RHOS,
-    'labeled_rise': sharpness.rises(
-      losses['labeled'], losses['labeled'], params, _RHOS
-    ),
-    'cross_rise': sharpness.rises(
-      losses['unlabeled'], losses['labeled'], params, _RHOS
-    ),
-  }
-  if 'held_out' in losses:
-    found['held_out_rise'] = sharpness.rises(
-      losses['held_out'], losses['held_out'], params, _RHOS
-    )
+  found = {'rho': _RHOS}
+  for name, of, up in (
+    ('labeled', 'labeled', 'labeled'),
+    ('cross', 'unlabeled', 'labeled'),
+    ('held_out', 'held_out', 'held_out'),
+  ):
+    if of in losses:
+      rises = sharpness.rises(losses[of], losses[up], params, _RHOS)
+      found[f'{name}_rise'] = rises
   if logged := _logged(given, _LOGGED):
     rho = given.run.config.recipe_args.get('rho', probe.DEFAULT_RHO)
     found |= logged | {'log_rho': rho}
@@ -100,11 +90,10 @@ def measure_hessian(given: Setting, args) -> dict:
 def measure_gradients(given: Setting, args) -> dict:
   """Norms, angle and losses over batches at θ; over steps as logged."""
   del args
-  found = gradients.over_batches(
-    given.run.program.probe,
-    given.run.state,
-    bar('gradients')(given.batches(_BATCHES), total=_BATCHES),
-  )
+  look = jax.jit(given.run.program.probe)
+  batches = bar('gradients')(given.batches(_BATCHES), total=_BATCHES)
+  rows = [jax.device_get(look(given.run.state, batch)) for batch in batches]
+  found = {key: np.array([row[key] for row in rows]) for key in rows[0]}
   return found | _logged(given, _GRADIENTS)
 
 

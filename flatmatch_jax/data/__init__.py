@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import functools
-import os
 from typing import NamedTuple
 import zlib
 
@@ -12,7 +11,7 @@ from flatmatch_jax.data import arrays, folder, resident, sources, streaming
 from flatmatch_jax.data.frames import Frames
 from flatmatch_jax.data.pipeline import Pipeline
 from flatmatch_jax.data.sources import Dataset
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import UserError, check_known
 
 __all__ = [
   'SOURCES',
@@ -57,14 +56,9 @@ SOURCES = {
 }
 
 
-def load(
-  name: str, data_dir: str | os.PathLike | None = None, **options
-) -> Dataset:
+def load(name: str, data_dir: str | None = None, **options) -> Dataset:
   """Returns a dataset of `SOURCES`; see its loader for the order of rows."""
-  if name not in SOURCES:
-    raise UserError(
-      f'Unknown dataset {name!r}; known are {", ".join(SOURCES)}.'
-    )
+  check_known('dataset', name, SOURCES)
   return SOURCES[name].loader(data_dir, **options)._replace(name=name)
 
 

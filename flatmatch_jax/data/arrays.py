@@ -31,13 +31,12 @@ def load(data_dir: str | os.PathLike | None) -> Dataset:
   try:
     _check_sizes(path)
     with np.load(path, allow_pickle=False) as file:
-      dataset = _dataset({name: file[name] for name in file.files})
+      return _dataset(dict(file))
   except array_files.BROKEN as e:
     raise UserError(
       f'{path} cannot be used: {str(e).rstrip(".")}. Write it anew, or '
       'put back a copy; docs/own_images.md says what it must hold.'
     ) from e
-  return dataset
 
 
 def _check_sizes(path):
@@ -48,10 +47,9 @@ def _check_sizes(path):
     }
     unknown = sorted(set(members) - {*_NEEDED, *_OPTIONAL})
     missing = [name for name in _NEEDED if name not in members]
-    if 'test_images' in members and 'test_labels' not in members:
-      missing.append('test_labels')
-    if 'test_labels' in members and 'test_images' not in members:
-      missing.append('test_images')
+    test = {'test_images', 'test_labels'}
+    if test & set(members):
+      missing += sorted(test - set(members))
     if missing:
       raise ValueError(
         f'it has no array {missing[0]!r} (it holds: '
@@ -63,14 +61,12 @@ def _check_sizes(path):
         'leave it out'
       )
     total = sum(info.file_size for info in members.values())
-    if total > memory.host_bytes():
+    if total > (there := memory.host_bytes()):
       raise ValueError(
         f'its arrays take {memory.gib(total)}, more than the '
-        f'{memory.gib(memory.host_bytes())} of memory; save fewer or smaller '
-        'images'
+        f'{memory.gib(there)} of memory; save fewer or smaller images'
       )
-    for info in members.values():
-      array_files.check_npy(file, info)
+    array_files.check_npz(file)
 
 
 def _dataset(arrays):
@@ -94,9 +90,8 @@ def _dataset(arrays):
     )
   labeled = _images(arrays, 'labeled_images')
   unlabeled = _images(arrays, 'unlabeled_images')
-  test = labeled[:0]
-  if 'test_images' in arrays:
-    test = _images(arrays, 'test_images')
+  has_test = 'test_images' in arrays
+  test = _images(arrays, 'test_images') if has_test else labeled[:0]
   for name, other in (('unlabeled', unlabeled), ('test', test)):
     if other.shape[1:] != labeled.shape[1:]:
       raise ValueError(
@@ -160,9 +155,10 @@ def _class_names(arrays, labels):
       f'class_names are {names.dtype} of shape {names.shape}; save a list of '
       'texts'
     )
-  if len(names) < 2 or len(set(names.tolist())) < len(names):
+  different = len(set(names.tolist()))
+  if len(names) < 2 or different < len(names):
     raise ValueError(
-      f'{len(set(names.tolist()))} different names of {len(names)} classes; at '
-      'least two are needed, each with its own name'
+      f'{different} different names of {len(names)} classes; at least two are '
+      'needed, each with its own name'
     )
   return tuple(names.tolist())

@@ -15,13 +15,9 @@ from flatmatch_jax.types import UserError
 
 
 def weak(key, images, pad, flip):
-  """Flips half of the images, pads by reflection, crops at random.
+  """Flips half of the images if `flip`, pads by reflection, crops at random.
 
-  Args:
-    key: random key.
-    images: uint8 [B, H, W, C].
-    pad: pixels on each side, fewer than the height and the width.
-    flip: whether to flip at all.
+  `pad` is in pixels on each side, fewer than the height and the width.
   """
   pixels = _weak(key, randaugment.pack(images), pad, flip)
   return randaugment.unpack(pixels, images.shape[-1])

@@ -54,7 +54,7 @@ class Frames:
       self.find_fault(range(start, stop))
       raise UserError(
         f'Images {start} to {stop - 1} cannot be read: '
-        f'{sources.one_line(error)}. A second attempt could; start again.'
+        f'{sources.one_line(error)}. A retry succeeded; restart the run.'
       ) from error
     self._at = (stop, self._at[1])
     if stop == len(self):

@@ -13,7 +13,6 @@ import numpy as np
 
 from flatmatch_jax.types import Batch
 
-Data = Any  # A `Resident` or a `Streaming`: both have `images` and `fixed`.
 Views = tuple[str, ...]
 
 
@@ -26,6 +25,28 @@ def parted(views: Views) -> tuple[Views, Views]:
   labeled = [name.removeprefix(prefix) for name in views if prefix in name]
   others = [name for name in views if prefix not in name]
   return ('weak', *labeled), tuple(others)
+
+
+class Data(NamedTuple):
+  """The training set, and which of its images play which part."""
+
+  images: Any  # On the devices, or `Frames` to be decoded.
+  labels: Any  # [N], -1 where unknown.
+  labeled: Any  # Indices of the images whose labels may be used.
+  unlabeled: Any  # Indices of the pool of unlabeled images.
+  # Indices and labels of D^l ∪ D^fix, from which FlatMatch with fixed labels
+  # takes its perturbation.
+  fixed: Any = None
+  fixed_labels: Any = None
+
+  def with_fixed(self, index, label) -> 'Data':
+    """Adds fixed labels [F] of unlabeled images to those of D^l."""
+    labeled = np.asarray(self.labeled)
+    truth = np.asarray(self.labels)[labeled]
+    return self._replace(
+      fixed=np.concatenate([labeled, np.asarray(index, labeled.dtype)]),
+      fixed_labels=np.concatenate([truth, np.asarray(label, np.int32)]),
+    )
 
 
 class Feed(Protocol):

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import io
 import os
-import sys
 import zipfile
 import zlib
 
@@ -111,23 +110,18 @@ def open_split(
 ) -> Records:
   """Indexes a split of a prepared TFDS builder, or reads its index.
 
-  Args:
-    builder: prepared, with encoded 'image' and 'label', as TFRecord files.
-    split: such as 'train'.
-    cache_dir: where the index goes if the folder of the data is not writable.
+  The index goes to `cache_dir` if the folder of the data is not writable.
   """
   paths = _paths(builder, split)
   counts = builder.info.splits[split].shard_lengths
   names, sizes = _files(paths)
   folders = [os.fspath(builder.data_dir)]
   folders += [os.path.expanduser(cache_dir)] if cache_dir else []
-  name = builder.info.full_name.replace('/', '-')
-  indices = [
-    os.path.join(folder, f'{name}-{split}.index.npz') for folder in folders
-  ]
-  classes = builder.info.features['label'].num_classes
-  found = (_load(index, names, sizes, counts, classes) for index in indices)
-  columns = next((columns for columns in found if columns), None)
+  file = f'{builder.info.full_name.replace("/", "-")}-{split}.index.npz'
+  indices = [os.path.join(folder, file) for folder in folders]
+  classes = tuple(builder.info.features['label'].names)
+  found = (_load(i, names, sizes, counts, len(classes)) for i in indices)
+  columns = next(filter(None, found), None)
   if columns is None:
     messages.say(
       f'Reading all {len(paths)} files of {builder.info.full_name}, split '
@@ -135,14 +129,7 @@ def open_split(
     )
     columns = _scan(paths, counts)
     _save(indices, columns | {'names': names, 'sizes': sizes})
-  label = builder.info.features['label']
-  return Records(
-    files=tuple(paths),
-    class_names=tuple(
-      label.names or [str(i) for i in range(label.num_classes)]
-    ),
-    **columns,
-  )
+  return Records(files=tuple(paths), class_names=classes, **columns)
 
 
 def _paths(builder, split: str) -> list[str]:
@@ -153,19 +140,12 @@ def _paths(builder, split: str) -> list[str]:
       f'{info.full_name} in {builder.data_dir} has no split {split!r}; it has '
       f'{", ".join(info.splits)}.'
     )
-  file_format = info.file_format.value
-  if file_format != 'tfrecord':
+  if info.file_format.value != 'tfrecord':
     raise UserError(
-      f'{info.full_name} in {builder.data_dir} is stored as {file_format}, but '
-      'only TFRecord files can be streamed; prepare it with '
-      f"tfds.builder('{info.name}', file_format='tfrecord')"
+      f'{info.full_name} in {builder.data_dir} is stored as '
+      f'{info.file_format.value}, but only TFRecord files can be streamed; '
+      f"prepare it with tfds.builder('{info.name}', file_format='tfrecord')"
       '.download_and_prepare().'
-    )
-  absent = {'image', 'label'} - set(info.features)
-  if absent:
-    raise UserError(
-      f'{info.full_name} has no feature {min(absent)!r}; a dataset for '
-      "classification has 'image' and 'label'."
     )
   return [os.fspath(path) for path in info.splits[split].filepaths]
 
@@ -188,15 +168,8 @@ def _scan(paths: list[str], counts: list[int]) -> dict[str, np.ndarray]:
   """Reads all files; returns the columns of Records, each [N]."""
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
     scans = pool.map(_scan_file, paths, counts)
-    bar = tqdm(
-      scans,
-      'indexing',
-      len(paths),
-      unit='file',
-      disable=not sys.stderr.isatty(),
-    )
     try:
-      parts = list(bar)
+      parts = list(tqdm(scans, 'indexing', len(paths), disable=None))
     except BaseException:
       pool.shutdown(wait=False, cancel_futures=True)
       raise
@@ -269,13 +242,12 @@ def _load(
     with zipfile.ZipFile(raw) as archive:
       if sum(info.file_size for info in archive.infolist()) > room:
         return None
-      for info in archive.infolist():
-        array_files.check_npy(archive, info)
+      array_files.check_npz(archive)
     raw.seek(0)
     content = np.load(raw, allow_pickle=False)
-    same = np.array_equal(content['names'], names)
-    if not same or not np.array_equal(content['sizes'], sizes):
-      return None
+    for name, wanted in (('names', names), ('sizes', sizes)):
+      if not np.array_equal(content[name], wanted):
+        return None
     columns = {name: content[name] for name in _COLUMNS}
   except (tf.errors.OpError, *array_files.BROKEN, KeyError):
     return None

@@ -4,14 +4,12 @@ There is no input pipeline and no iterator state: indices, crops and
 RandAugment are drawn inside the compiled step, so a run resumes exactly.
 """
 
-from typing import NamedTuple
-
 import flax.struct
 import jax
 import numpy as np
 
 from flatmatch_jax.data import augment
-from flatmatch_jax.data.pipeline import Pipeline, parted
+from flatmatch_jax.data.pipeline import Data, Pipeline, parted
 from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch
 
@@ -43,25 +41,12 @@ class Images:
     return self.rows.sharding
 
 
-class Resident(NamedTuple):
-  """The training set, and which of its images play which part."""
-
-  images: Images
-  labels: jax.Array  # [N], -1 where unknown.
-  labeled: jax.Array  # Indices of the images whose labels may be used.
-  unlabeled: jax.Array  # Indices of the pool of unlabeled images.
-  # Indices and labels of D^l ∪ D^fix, from which FlatMatch with fixed labels
-  # takes its perturbation.
-  fixed: jax.Array | None = None
-  fixed_labels: jax.Array | None = None
-
-
-def place(dataset, split, everywhere) -> Resident:
+def place(dataset, split, everywhere) -> Data:
   """Puts a dataset on the devices, with the indices of its `split`."""
   integers = lambda x: sharding_lib.place(np.asarray(x, np.int32), everywhere)
   images = dataset.train_images
   rows = images.reshape(len(images), -1)  # Of a whole array no copy.
-  return Resident(
+  return Data(
     images=Images(sharding_lib.place(rows, everywhere), images.shape[1:]),
     labels=integers(dataset.train_labels),
     labeled=integers(split.labeled),
@@ -74,23 +59,23 @@ class Feed:
 
   waited = 0.0
 
-  def __init__(self, data: Resident):
+  def __init__(self, data: Data):
     self._data = data
 
-  def __next__(self) -> Resident:
+  def __next__(self) -> Data:
     return self._data
 
   def close(self) -> None:
     pass
 
 
-def add_fixed(data: Resident, index, label) -> Resident:
-  """Adds fixed labels [F] of unlabeled images to those of D^l."""
-  indices = np.concatenate([data.labeled, np.asarray(index, np.int32)])
-  truth = np.asarray(data.labels)[np.asarray(data.labeled)]
-  labels = np.concatenate([truth, np.asarray(label, np.int32)])
+def add_fixed(data: Data, index, label) -> Data:
+  """Adds fixed labels, on the devices."""
+  data = data.with_fixed(index, label)
   place = lambda x: sharding_lib.place(x, data.images.sharding)
-  return data._replace(fixed=place(indices), fixed_labels=place(labels))
+  return data._replace(
+    fixed=place(data.fixed), fixed_labels=place(data.fixed_labels)
+  )
 
 
 def make_sampler(
@@ -130,7 +115,7 @@ def make_sampler(
     )
     return made | {'label': label, 'index': choice}
 
-  def sample(data: Resident, rng) -> Batch:
+  def sample(data: Data, rng) -> Batch:
     labeled_rng, unlabeled_rng, view_rng, fixed_rng = jax.random.split(rng, 4)
     labeled = labeled_batch(
       labeled_rng, data, data.labeled, names=labeled_views

@@ -82,11 +82,8 @@ def from_tfds(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
 
   Examples with an id such as 'train_00042' (CIFAR, SVHN) go to the row of that
   number, as in the official files. Others (STL-10) keep the order of the TFDS
-  files, which TFDS shuffles by a fixed hash when it prepares them.
-
-  Args:
-    name: Key of `TFDS_SPLITS`.
-    data_dir: Folder of prepared datasets; None or '' is the usual one of TFDS.
+  files, which TFDS shuffles by a fixed hash when it prepares them. Without a
+  `data_dir` they lie in the usual folder of TFDS.
   """
   splits = TFDS_SPLITS[name]
 
@@ -123,17 +120,32 @@ def any_tfds(
 
 def _load(name, data_dir, read) -> Dataset:
   """A dataset of which `read(builder)` gives (images, labels) twice."""
+  with prepared(name, data_dir) as builder:
+    (train_images, train_labels), (test_images, test_labels) = read(builder)
+  return Dataset(
+    name=name,
+    train_images=train_images,
+    train_labels=train_labels,
+    test_images=test_images,
+    test_labels=test_labels,
+    class_names=tuple(builder.info.features['label'].names),
+  )
+
+
+@contextlib.contextmanager
+def prepared(name: str, data_dir: str | os.PathLike | None):
+  """A builder of TFDS whose data are there; what fails is a UserError."""
   tfds = import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
   try:
-    with errors_only(logging.getLogger('absl')):
+    with _errors_only(logging.getLogger('absl')):
       builder = tfds.builder(
         name, data_dir=folder if data_dir else None, try_gcs=False
       )
       _check_features(builder, name)
       if not builder.is_prepared():
-        prepare(builder, name, folder)
-      (train_images, train_labels), (test_images, test_labels) = read(builder)
+        _prepare(builder, name, folder)
+      yield builder
   except (UserError, MemoryError):
     raise
   except Exception as error:  # Each damaged file has its own type of error.
@@ -145,18 +157,8 @@ def _load(name, data_dir, read) -> Dataset:
     raise UserError(
       f'Dataset {name!r} in {folder} cannot be read: {one_line(error)}. '
       f'Delete {os.path.join(folder, name.partition(":")[0])} and prepare it '
-      f'again: {command(name, folder)}'
+      f'again: {_command(name, folder)}'
     ) from error
-  label = builder.info.features['label']
-  names = label.names or [str(i) for i in range(label.num_classes)]
-  return Dataset(
-    name=name,
-    train_images=train_images,
-    train_labels=train_labels,
-    test_images=test_images,
-    test_labels=test_labels,
-    class_names=tuple(names),
-  )
 
 
 def import_tfds() -> types.ModuleType:
@@ -173,7 +175,7 @@ def import_tfds() -> types.ModuleType:
 
 
 @contextlib.contextmanager
-def errors_only(logger: logging.Logger):
+def _errors_only(logger: logging.Logger):
   """Hides what TFDS warns itself of, such as its own deprecated calls."""
   level = logger.level
   logger.setLevel(logging.ERROR)
@@ -197,20 +199,16 @@ def _is_known(name: str) -> bool:
 
 def _check_features(builder, name: str) -> None:
   """Raises UserError, before any download, where there is nothing to learn."""
-  features = builder.info.features
-  wanted = {'image', 'label'}
-  if missing := sorted(wanted - set(features or {})):
+  features = builder.info.features or {}
+  if missing := sorted({'image', 'label'} - set(features)):
     raise UserError(
       f'Dataset {name!r} has no feature {missing[0]!r} (it has: '
-      f'{", ".join(features or {}) or "none"}); choose one of TFDS with image '
-      'and label.'
+      f'{", ".join(features) or "none"}); choose one of TFDS with image and '
+      'label.'
     )
   image, label = features['image'], features['label']
-  if (
-    image.np_dtype != np.uint8
-    or len(image.shape) != 3
-    or image.shape[-1] not in (1, 3)
-  ):
+  grey_or_rgb = len(image.shape) == 3 and image.shape[-1] in (1, 3)
+  if image.np_dtype != np.uint8 or not grey_or_rgb:
     raise UserError(
       f'Images of {name!r} are {image}; choose a dataset of grey or RGB images '
       'of 8 bits.'
@@ -222,7 +220,7 @@ def _check_features(builder, name: str) -> None:
     )
 
 
-def prepare(builder, name: str, folder: str) -> None:
+def _prepare(builder, name: str, folder: str) -> None:
   """Downloads and writes a dataset; raises UserError where that fails."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.download import downloader
@@ -240,7 +238,7 @@ def prepare(builder, name: str, folder: str) -> None:
     raise UserError(
       f'Dataset {name!r} is not prepared in {folder}, and preparing it failed: '
       f'{one_line(error)}. Give a data_dir that holds {name}, or prepare it '
-      f'with network access and copy the folder: {command(name, folder)}'
+      f'with network access and copy the folder: {_command(name, folder)}'
     ) from error
   finally:
     downloader.MAX_RETRIES = retries
@@ -250,8 +248,7 @@ def _read(
   builder, splits: tuple[str, ...], image_size: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns images and labels of the concatenated `splits`."""
-  missing = [split for split in splits if split not in builder.info.splits]
-  if missing:
+  if missing := [s for s in splits if s not in builder.info.splits]:
     raise ValueError(f'it has no split {missing[0]!r}')
   shape = builder.info.features['image'].shape
   if None in shape:
@@ -263,9 +260,9 @@ def _read(
   labels = np.full(sum(sizes), -1, np.int32)
   start = 0
   for split, size in zip(splits, sizes, strict=True):
-    rows = slice(start, start + size)
-    _fill(builder, split, pixels[rows], labels[rows])
-    start += size
+    stop = start + size
+    _fill(builder, split, pixels[start:stop], labels[start:stop])
+    start = stop
   return pixels, labels
 
 
@@ -330,16 +327,15 @@ def _numbers(ids, split: str, size: int) -> np.ndarray:
 
 
 def one_line(error: BaseException) -> str:
-  """Returns type and message of an error, without line breaks or a novel."""
-  text = re.sub(
-    r'\{\{.*?\}\}|\[Op:\w*\] name:', '', str(error)
-  )  # TensorFlow's.
+  """Type and message of an error, without line breaks, and cut off."""
+  # Without TensorFlow's marks.
+  text = re.sub(r'\{\{.*?\}\}|\[Op:\w*\] name:', '', str(error))
   text = ' '.join(f'{type(error).__name__}: {text}'.split()).rstrip('.')
   return text if len(text) <= 300 else f'{text[:300]}...'
 
 
-def command(name: str, folder: str) -> str:
-  """Returns what to run; `tfds build` would need apache_beam as well."""
+def _command(name: str, folder: str) -> str:
+  """What to run; `tfds build` would need apache_beam as well."""
   return (
     "python -c 'import tensorflow_datasets as tfds; "
     f'tfds.builder("{name}", data_dir="{folder}").download_and_prepare()\''

@@ -13,7 +13,8 @@ import zlib
 
 import numpy as np
 
-from flatmatch_jax.types import UserError
+from flatmatch_jax.system import files
+from flatmatch_jax.types import UserError, shortened
 
 ALL = 'all'  # As `number`: every example whose label is known.
 
@@ -49,11 +50,10 @@ def make(
     file: of the indices of `number` labeled examples, instead of a draw.
     imbalance: how many times as many labels the first class has as the last.
     unlabeled_imbalance: the same for the unlabeled pool.
-    num_val: examples with known labels to hold out. They are not among the
-      labeled, which do not depend on this number unless they are `ALL`.
+    num_val: examples to hold out. The labeled ones do not depend on this number
+      unless they are `ALL`.
     includes_labeled: whether labeled examples are in the unlabeled pool too.
   """
-  _check_seed(seed)
   everything = number == ALL and not file
   if file:
     labeled = read(file, labels, num_classes)
@@ -86,11 +86,7 @@ def make(
 def balanced(
   labels: np.ndarray, number: int | str, seed: int, num_classes: int
 ) -> np.ndarray:
-  """Draws `number` / `num_classes` examples of each class, or `ALL` there are.
-
-  Returns:
-    Sorted int64 indices into `labels`.
-  """
+  """Draws `number` / `num_classes` examples of each class, or `ALL`."""
   if number == ALL:
     return np.flatnonzero(labels >= 0).astype(np.int64)
   number = int(number)
@@ -206,23 +202,13 @@ def spread(labels: np.ndarray, count: int) -> np.ndarray:
   return np.linspace(0, known - 1, count).astype(int)
 
 
-def _check_seed(seed):
-  if not 0 <= seed < 2**32:
-    raise UserError(
-      f'Split seed {seed} must lie in [0, 2**32); choose another.'
-    )
-
-
 def read(
   path: str | os.PathLike, labels: np.ndarray, num_classes: int
 ) -> np.ndarray:
-  """Reads indices of labeled examples that the user chose.
+  """Reads indices of labeled examples that the user chose, sorted.
 
   The file holds a JSON list, a JSON object whose 'labeled' is one (such as the
   split.json of a run), or one integer per line.
-
-  Returns:
-    Sorted int64 indices into `labels`, at least one of each class.
   """
   indices = _parse(path)
   if not indices:
@@ -232,12 +218,12 @@ def read(
   for index in indices:
     if type(index) is not int:  # A bool is an int, too.
       raise UserError(
-        f'Labels file {path}: {_short(index)} is not an integer; list indices '
-        f'of training examples.'
+        f'Labels file {path}: {shortened(index)} is not an integer; list '
+        'indices of training examples.'
       )
     if not 0 <= index < len(labels):
       raise UserError(
-        f'Labels file {path}: index {_short(index)} is outside of the '
+        f'Labels file {path}: index {shortened(index)} is outside of the '
         f'{len(labels)} training examples; count from 0, and check that the '
         'file belongs to this dataset.'
       )
@@ -269,18 +255,10 @@ def most_confident(
   number: int,
   labels: np.ndarray,
 ) -> dict[str, Any]:
-  """The `number` surest guesses among the images that are not labeled.
+  """The `number` surest guesses [N] among the images that are not `labeled`.
 
-  Args:
-    confidence: [N], of all training images.
-    guess: [N], their most probable classes.
-    labeled: indices that are not candidates.
-    number: how many, over all classes together (Algorithm 2).
-    labels: [N], the truth, for the reported accuracy only; -1 where unknown.
-
-  Returns:
-    'index', 'label' and 'confidence' of each, the 'accuracy' of the labels in
-    percent, None where no truth is known, and a checksum of indices and labels.
+  Over all classes together (Algorithm 2). The true `labels` are for the
+  reported accuracy only: in percent, None where no truth is known.
   """
   confidence = confidence.copy()
   confidence[labeled] = -1.0
@@ -322,21 +300,16 @@ def _crc32(*arrays) -> int:
 
 
 def to_json(
-  split: Split,
-  labels: np.ndarray,
-  num_classes: int,
-  split_seed: int | None,
-  source: str | os.PathLike = 'drawn',
+  split: Split, labels: np.ndarray, num_classes: int, seed: int, file: str = ''
 ) -> dict[str, Any]:
-  """Returns what a run writes as split.json; `read` accepts it.
+  """What a run writes as split.json, which `read` accepts.
 
-  `source` is 'drawn' or the path of the file that was read; `split_seed` is
-  None for the latter.
+  `seed` and `file` are those of `make`.
   """
   pool = split.unlabeled[labels[split.unlabeled] >= 0]
   return {
-    'split_seed': split_seed,
-    'source': os.fspath(source),
+    'split_seed': None if file else seed,
+    'source': file or 'drawn',
     'labeled': split.labeled.tolist(),
     'per_class': _per_class(split.labeled, labels, num_classes).tolist(),
     'unlabeled_per_class': _per_class(pool, labels, num_classes).tolist(),
@@ -349,13 +322,20 @@ def _per_class(labeled, labels, num_classes: int) -> np.ndarray:
 
 
 def _parse(path: str | os.PathLike) -> list[Any]:
-  """Returns the entries of the file, of whatever type they are."""
-  text = _text(pathlib.Path(path))
+  """The entries of the file, of whatever type they are."""
+  try:
+    raw = files.read_bytes(pathlib.Path(path), _MAX_BYTES)
+    text = raw.decode('utf-8-sig').strip()
+  except (OSError, ValueError) as error:
+    raise UserError(
+      f'Labels file {path} cannot be read: {error}; give a text file of '
+      'indices, or an empty path to draw the labels.'
+    ) from error
   if text[:1] not in ('[', '{'):
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return [
       int(line) if re.fullmatch(r'-?[0-9]{1,18}', line) else line
-      for line in lines
+      for line in map(str.strip, text.splitlines())
+      if line
     ]
   try:
     content = json.loads(text)
@@ -368,28 +348,7 @@ def _parse(path: str | os.PathLike) -> list[Any]:
     if not isinstance(content.get('labeled'), list):
       raise UserError(
         f'Labels file {path}: a JSON object needs a list under the key '
-        f"'labeled', but its keys are {_short(list(content))}."
+        f"'labeled', but its keys are {shortened(list(content))}."
       )
     content = content['labeled']
   return content
-
-
-def _text(path: pathlib.Path) -> str:
-  try:
-    if not path.is_file():
-      raise FileNotFoundError('not a file')
-    with path.open('rb') as file:
-      content = file.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-      raise OSError(f'it is larger than {_MAX_BYTES} bytes')
-    return content.decode('utf-8-sig').strip()
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(
-      f'Labels file {path} cannot be read: {error}; give a text file of '
-      'indices, or an empty path to draw the labels.'
-    ) from error
-
-
-def _short(value: Any) -> str:
-  text = repr(value)
-  return text if len(text) <= 60 else f'{text[:60]}...'

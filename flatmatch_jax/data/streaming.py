@@ -8,7 +8,6 @@ on the device, inside the compiled step.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-import logging
 import os
 from typing import NamedTuple
 
@@ -17,25 +16,13 @@ import numpy as np
 
 from flatmatch_jax.data import augment, crops, records, sources
 from flatmatch_jax.data.frames import Frames
-from flatmatch_jax.data.pipeline import Pipeline, parted
+from flatmatch_jax.data.pipeline import Data, Pipeline, parted
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.system import sharding as sharding_lib
 from flatmatch_jax.types import Batch, UserError
 
 Rows = Callable[[int], Sequence[int] | np.ndarray]
-
-
-class Streaming(NamedTuple):
-  """The training set, and which of its images play which part: numpy."""
-
-  images: Frames
-  labels: np.ndarray  # [N], -1 where unknown.
-  labeled: np.ndarray  # Indices of the images whose labels may be used.
-  unlabeled: np.ndarray  # Indices of the pool of unlabeled images.
-  # Indices and labels of D^l ∪ D^fix, from which FlatMatch with fixed labels
-  # takes its perturbation.
-  fixed: np.ndarray | None = None
-  fixed_labels: np.ndarray | None = None
+_CACHE = '~/.cache/flatmatch_jax'
 
 
 def from_tfds(
@@ -43,39 +30,18 @@ def from_tfds(
   data_dir: str | os.PathLike | None,
   image_size: int,
   classes: Mapping[str, str] | None = None,
-  splits: tuple[str, str] = ('train', 'validation'),
-  cache_dir: str | os.PathLike = '~/.cache/flatmatch_jax',
 ) -> sources.Dataset:
   """Opens a prepared TFDS dataset; its images are `Frames`, not arrays.
 
-  Args:
-    name: of TFDS, such as 'imagenet2012'.
-    data_dir: folder of prepared datasets; None or '' is the usual one of TFDS.
-    image_size: height and width of the images.
-    classes: of which to take the images, in this order; see `Records.select`.
-    splits: for training and for testing.
-    cache_dir: for the index, where the folder of the data is not writable.
+  Only the images of some `classes`, in their order, if these are given: see
+  `Records.select`. The index goes to the user's cache if the folder of the data
+  is not writable.
   """
-  tfds = sources.import_tfds()
-  folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
-  try:
-    with sources.errors_only(logging.getLogger('absl')):
-      builder = tfds.builder(
-        name, data_dir=folder if data_dir else None, try_gcs=False
-      )
-      if not builder.is_prepared():
-        sources.prepare(builder, name, folder)
-      train, test = (
-        records.open_split(builder, split, cache_dir) for split in splits
-      )
-  except UserError:
-    raise
-  except Exception as error:  # Each damaged file has its own type of error.
-    raise UserError(
-      f'Dataset {name!r} in {folder} cannot be read: '
-      f'{sources.one_line(error)}. Prepare it again: '
-      f'{sources.command(name, folder)}'
-    ) from error
+  with sources.prepared(name, data_dir) as builder:
+    train, test = (
+      records.open_split(builder, split, _CACHE)
+      for split in ('train', 'validation')
+    )
   if classes:
     train, test = train.select(classes), test.select(classes)
   return sources.Dataset(
@@ -88,10 +54,10 @@ def from_tfds(
   )
 
 
-def place(dataset, split, everywhere=None) -> Streaming:
+def place(dataset, split, everywhere=None) -> Data:
   """The streams of a dataset, with the indices of its `split`."""
   del everywhere  # The host has them.
-  return Streaming(
+  return Data(
     images=dataset.train_images,
     labels=dataset.train_labels,
     labeled=split.labeled,
@@ -99,22 +65,8 @@ def place(dataset, split, everywhere=None) -> Streaming:
   )
 
 
-def add_fixed(data: Streaming, index, label) -> Streaming:
-  """Adds fixed labels [F] of unlabeled images to those of D^l."""
-  labels = [data.labels[data.labeled], np.asarray(label, np.int32)]
-  return data._replace(
-    fixed=np.concatenate([data.labeled, np.asarray(index, np.int64)]),
-    fixed_labels=np.concatenate(labels),
-  )
-
-
 def make_sampler(
-  views: tuple[str, ...],
-  flip: bool,
-  mean,
-  std,
-  sharding=None,
-  operations: int = 3,
+  views: tuple[str, ...], flip: bool, mean, std, sharding=None, operations=3
 ):
   """Returns `sample(raw, rng) -> Batch`: the device's part of augmentation.
 
@@ -138,7 +90,7 @@ def make_sampler(
     return Batch(
       labeled=labeled_batch(labeled_rng, raw.labeled, labeled_views),
       unlabeled=unlabeled,
-      fixed=raw.fixed and labeled_batch(fixed_rng, raw.fixed),
+      fixed=labeled_batch(fixed_rng, raw.fixed) if raw.fixed else None,
     )
 
   return sample
@@ -152,11 +104,11 @@ class _Part(NamedTuple):
   pool: np.ndarray  # Indices of images.
   labels: np.ndarray  # Of the pool.
   size: int  # Rows of the global batch.
-  views: tuple[str, ...]
+  views: tuple[str, ...] = ('weak',)
 
 
 def batches(
-  data: Streaming,
+  data: Data,
   seed: int,
   start: int,
   stop: int,
@@ -167,15 +119,8 @@ def batches(
 ) -> Generator[Batch, None, None]:
   """Yields the batches of steps `start` to `stop` - 1: uint8, in numpy.
 
-  Args:
-    data: drawn from with replacement.
-    seed: below 2**64.
-    start: number of the first step, wherever a run stands.
-    stop: number of steps of the whole run.
-    batch_size: rows of 'labeled', and of 'fixed' if there are any.
-    unlabeled_batch_size: rows of 'unlabeled'.
-    views: those of `make_sampler`.
-    rows: which of so many rows are wanted here, by default all.
+  Drawn with replacement. `rows` tells which of so many rows are wanted here, by
+  default all; `views` are those of `make_sampler`.
   """
   import tensorflow as tf
 
@@ -195,12 +140,12 @@ def batches(
         )
       raise UserError(
         f'The images of step {step} cannot be read: '
-        f'{sources.one_line(error)}. A second attempt could; start again.'
+        f'{sources.one_line(error)}. A retry succeeded; restart the run.'
       ) from error
     yield Batch(**raw)
 
 
-def feed(config, views, data: Streaming, start: int, over_batch) -> Prefetch:
+def feed(config, views, data: Data, start: int, over_batch) -> Prefetch:
   """The batches from step `start` on, as they reach the devices."""
   source = batches(
     data,
@@ -215,32 +160,16 @@ def feed(config, views, data: Streaming, start: int, over_batch) -> Prefetch:
   return Prefetch(source, over_batch)
 
 
-def _parts(data: Streaming, batch_size, unlabeled_batch_size, views):
-  def part(number, name, pool, labels, size, views=('weak',)):
-    return _Part(number, name, pool, labels, size, views)
-
-  truth = data.labels
+def _parts(data: Data, batch_size, unlabeled_batch_size, views):
+  labeled, pool = data.labeled, data.unlabeled
+  truth, rows = data.labels, unlabeled_batch_size
   labeled_views, unlabeled_views = parted(views)
   parts = [
-    part(
-      0,
-      'labeled',
-      data.labeled,
-      truth[data.labeled],
-      batch_size,
-      labeled_views,
-    ),
-    part(
-      1,
-      'unlabeled',
-      data.unlabeled,
-      truth[data.unlabeled],
-      unlabeled_batch_size,
-      unlabeled_views,
-    ),
+    _Part(0, 'labeled', labeled, truth[labeled], batch_size, labeled_views),
+    _Part(1, 'unlabeled', pool, truth[pool], rows, unlabeled_views),
   ]
-  if data.fixed is not None:
-    parts.append(part(2, 'fixed', data.fixed, data.fixed_labels, batch_size))
+  if data.fixed is not None and data.fixed_labels is not None:
+    parts.append(_Part(2, 'fixed', data.fixed, data.fixed_labels, batch_size))
   return parts
 
 
@@ -279,21 +208,20 @@ def _stream(images: Frames, part: _Part, seed, start, stop, rows):
   @tf.autograph.experimental.do_not_convert  # Converting takes long.
   def row(number):
     types = (tf.string, tf.float64, tf.int32, tf.int32)
-    fetched = tf.numpy_function(fetch, [number], types)
-    data, uniform, index, label = fetched
+    data, uniform, index, label = tf.numpy_function(fetch, [number], types)
     for scalar in (data, index, label):
       scalar.set_shape(())
     uniform.set_shape((len(part.views), crops.TRIES, crops.DRAWS))
     is_known = part.name != 'unlabeled'
     named = {'index': index, 'label' if is_known else 'truth': label}
-    if part.views:
-      boxes = lambda *size: [
-        crops.random_box(name, uniform[i], *size)
-        for i, name in enumerate(part.views)
-      ]
-      cut = crops.decode(data, boxes, images.size)
-      named |= dict(zip(part.views, cut, strict=True))
-    return named
+    if not part.views:
+      return named
+    boxes = lambda *size: [
+      crops.random_box(name, uniform[i], *size)
+      for i, name in enumerate(part.views)
+    ]
+    cut = crops.decode(data, boxes, images.size)
+    return named | dict(zip(part.views, cut, strict=True))
 
   count = len(rows)
   numbers = tf.data.Dataset.range(start * count, stop * count)
@@ -305,7 +233,7 @@ def _stream(images: Frames, part: _Part, seed, start, stop, rows):
 
 PIPELINE = Pipeline(
   place=place,
-  add_fixed=add_fixed,
+  add_fixed=Data.with_fixed,
   feed=feed,
   make_sampler=lambda config, views, sharding: make_sampler(
     views,

@@ -9,19 +9,24 @@ that run close to a machine's peak. The stem halves an image until it has about
 
 import functools
 import math
+import re
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.models.heads import predict
-from flatmatch_jax.models.norm import batch_norm
+from flatmatch_jax.models.layers import batch_norm, predict
 from flatmatch_jax.types import Head, Prediction
 
 _FIRST_SIDE = 16  # Pixels per side of the first stage, within a factor of √2.
 _LEAST_CHANNELS = 8
 _PART = 32  # Images per device.
+_MAX_CHANNELS = 4096
+NAMES = (
+  'fast_WIDTH_WIDTH_WIDTH with one to six stages of up to 4096 channels, such '
+  'as fast_32_64_128'
+)
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_in', 'normal')
 
 
@@ -89,10 +94,6 @@ class FastNet(nn.Module):
 
   Attributes:
     widths: channels of each stage.
-    heads: extra outputs.
-    dtype: of convolutions and activations; parameters, statistics, pooling and
-      heads stay float32.
-    remat: compute each layer again in the backward pass, to save memory.
   """
 
   num_classes: int
@@ -125,3 +126,12 @@ class FastNet(nn.Module):
       x = x + layer(width, 3, 1, name=f'stage{stage + 1}')(x)
     features = x.max((1, 2)).astype(jnp.float32)
     return predict(features, self.num_classes, self.heads, train, nn.Dense)
+
+
+def named(name: str):
+  if not re.fullmatch(r'fast(_[1-9][0-9]{0,3}){1,6}', name):
+    return None
+  widths = tuple(map(int, name.split('_')[1:]))
+  if max(widths) > _MAX_CHANNELS:
+    return None
+  return functools.partial(FastNet, widths=widths)

@@ -12,10 +12,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.models.heads import predict
-from flatmatch_jax.models.norm import batch_norm
+from flatmatch_jax.models.layers import batch_norm, predict
 from flatmatch_jax.types import Head, Prediction
 
+NAMES = 'resnet_50'
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
@@ -62,10 +62,6 @@ class ResNet(nn.Module):
   Attributes:
     blocks: number of blocks of each stage; the default is ResNet-50.
     width: channels after the stem, doubled from stage to stage.
-    heads: extra outputs.
-    dtype: of convolutions and activations; parameters, statistics, pooling and
-      heads stay float32.
-    remat: compute each block again in the backward pass, to save memory.
   """
 
   num_classes: int
@@ -98,3 +94,7 @@ class ResNet(nn.Module):
     )
     dense = functools.partial(nn.Dense, kernel_init=uniform, bias_init=uniform)
     return predict(features, self.num_classes, self.heads, train, dense)
+
+
+def named(name: str):
+  return ResNet if name == 'resnet_50' else None

@@ -12,13 +12,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.models.heads import predict
+from flatmatch_jax.models.layers import predict
 from flatmatch_jax.types import Head, Prediction, UserError
 
 _init = nn.initializers.truncated_normal(0.02)
 _dense = functools.partial(nn.Dense, kernel_init=_init)
 _norm = functools.partial(nn.LayerNorm, epsilon=1e-6)
 
+NAMES = (
+  'vit_tiny_PATCH, vit_small_PATCH and vit_base_PATCH, such as vit_small_2, '
+  'vit_base_16'
+)
+_SIZES: dict[str, dict[str, Any]] = {
+  'tiny': {'size': 192, 'num_heads': 3, 'drop_path': 0.1},
+  'small': {'size': 384, 'num_heads': 6, 'drop_path': 0.2},
+  'base': {'size': 768, 'num_heads': 12, 'drop_path': 0.2},
+}
 EMBEDDINGS = ('cls', 'position')  # Matrices by shape, yet not kernels.
 
 
@@ -81,10 +90,6 @@ class VisionTransformer(nn.Module):
     drop_path: rate of stochastic depth in the last block, falling linearly to
       0 in the first. It needs train=True and an rng named 'dropout'; without
       one nothing is dropped.
-    heads: extra outputs.
-    dtype: of matrix products and activations; parameters, norms, softmax and
-      heads stay float32.
-    remat: compute each block again in the backward pass, to save memory.
   """
 
   num_classes: int
@@ -131,3 +136,12 @@ class VisionTransformer(nn.Module):
       )(x)
     features = _norm(name='norm', dtype=jnp.float32)(x[:, 0])
     return predict(features, self.num_classes, self.heads, train, _dense)
+
+
+def named(name: str):
+  match = re.fullmatch(r'vit_(tiny|small|base)_([1-9][0-9]{0,3})', name)
+  if not match:
+    return None
+  return functools.partial(
+    VisionTransformer, patch=int(match[2]), **_SIZES[match[1]]
+  )

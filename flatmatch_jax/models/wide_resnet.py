@@ -6,16 +6,22 @@ network: biases in all convolutions, LeakyReLU 0.1, BatchNorm epsilon 1e-3.
 
 import functools
 import math
+import re
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.models.heads import predict
-from flatmatch_jax.models.norm import batch_norm
+from flatmatch_jax.models.layers import batch_norm, predict
 from flatmatch_jax.types import Head, Prediction
 
+_MAX_DEPTH, _MAX_WIDTH = 1000, 100  # Tracing takes time for each layer.
+NAMES = (
+  'wrn_DEPTH_WIDTH with DEPTH = 6n + 4 up to 1000 and WIDTH up to 100, such as '
+  'wrn_10_1, wrn_28_2, wrn_28_8; '
+  'wrn_37_WIDTH with four stages and WIDTH > 1, such as wrn_37_2'
+)
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 _dense_init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'normal')
 _activation = functools.partial(nn.leaky_relu, negative_slope=0.1)
@@ -78,10 +84,6 @@ class WideResNet(nn.Module):
     blocks: number of blocks in each stage.
     width: factor on the stages' 16, 32, 64, … channels.
     strides: of each stage; (1, 2, 2) for the usual three.
-    heads: extra outputs.
-    dtype: of convolutions and activations; parameters, statistics, pooling and
-      heads stay float32.
-    remat: compute each block again in the backward pass, to save memory.
   """
 
   num_classes: int
@@ -111,3 +113,20 @@ class WideResNet(nn.Module):
     x = _activation(norm(name='norm', dtype=jnp.float32)(x))
     features = x.mean((1, 2))
     return predict(features, self.num_classes, self.heads, train, dense)
+
+
+def named(name: str):
+  if not (match := re.fullmatch(r'wrn_([0-9]{1,4})_([0-9]{1,3})', name)):
+    return None
+  depth, width = map(int, match.groups())
+  strides: tuple[int, ...] = (1, 2, 2)
+  blocks, rest = divmod(depth - 4, 6)
+  if depth == 37:  # 1 stem + 4 stages of 4 blocks of 2 + 4 shortcuts.
+    # At width 1 the first shortcut, with a stride, would be no convolution.
+    blocks, rest, strides = 4, int(width == 1), (2, 2, 2, 2)
+  fits = 1 <= width <= _MAX_WIDTH and depth <= _MAX_DEPTH
+  if rest or blocks < 1 or not fits:
+    return None
+  return functools.partial(
+    WideResNet, blocks=blocks, width=width, strides=strides
+  )

@@ -19,7 +19,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from flatmatch_jax.run.checksum import checksums
 from flatmatch_jax.system import distributed, files, messages
 from flatmatch_jax.system.files import writing
-from flatmatch_jax.types import PyTree, TrainState, UserError
+from flatmatch_jax.types import PyTree, TrainState, UserError, check_known
 
 # What Orbax says of arrays by other names or of other shapes.
 _OTHERS = ('structures do not match', 'not compatible with the stored shape')
@@ -51,8 +51,7 @@ class Checkpoints:
     of its fields if no others are needed. A damaged latest checkpoint is moved
     aside with a warning, and the previous one is used; None if there is none.
     """
-    if which not in ('latest', 'best'):
-      raise UserError(f'Unknown checkpoint {which!r}; known: latest, best.')
+    check_known('checkpoint', which, ('latest', 'best'))
     # Disks of several machines may show them at different times.
     steps = distributed.of_the_first(self.steps())
     damaged: dict[int, str] = {}

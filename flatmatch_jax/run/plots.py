@@ -7,13 +7,15 @@ from flatmatch_jax.run.reference import Band
 from flatmatch_jax.system import files
 
 
-def _figure(columns: int, width: float = 4.6):
+def make(rows: int, columns: int, width: float, height: float):
+  """A figure, and its axes [rows, columns] of so many inches each."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(width * columns, 3.4), layout='constrained')
+  size = width * columns, height * rows
+  figure = Figure(figsize=size, layout='constrained')
   FigureCanvasAgg(figure)  # No display, no global state.
-  return figure, figure.subplots(1, columns, squeeze=False)[0]
+  return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def curves(
@@ -32,8 +34,8 @@ def curves(
     if any(row.get(key) is not None for row in rows for key in panel.lines)
   ]
   there = there or [IN_PICTURE[0]]  # If no number was finite.
-  figure, axes = _figure(len(there))
-  for axis, panel in zip(axes, there, strict=True):
+  figure, axes = make(1, len(there), 4.6, 3.4)
+  for axis, panel in zip(axes[0], there, strict=True):
     for key, name in panel.lines.items():
       steps, values = series(rows, key)
       if any(value is not None for value in values):
@@ -56,18 +58,14 @@ def curves(
 
 def comparison(runs: dict[str, list[list[dict]]], path: pathlib.Path) -> None:
   """Test error over steps, one line a method: its mean over seeds."""
-  figure, (axis,) = _figure(1, width=6.6)
+  figure, ((axis,),) = make(1, 1, 6.6, 3.4)
   for number, (name, seeds) in enumerate(runs.items()):
     columns = [series(rows, 'error') for rows in seeds]
     steps = columns[0][0]
     errors = zip(*(values for _, values in columns), strict=True)
     mean = [sum(values) / len(seeds) for values in errors]
-    # Ten colours, then the same in dashes.
-    style = {
-      'color': f'C{number % 10}',
-      'linestyle': '-' if number < 10 else '--',
-    }
-    axis.plot(steps, mean, label=name, linewidth=1.6, **style)
+    color, style = f'C{number % 10}', '-' if number < 10 else '--'
+    axis.plot(steps, mean, style, color=color, label=name, linewidth=1.6)
   # Where training ends is what counts; it begins at chance.
   ends = [line.get_ydata()[-1] for line in axis.lines]
   low, high = max(2 * min(ends) - max(ends), 0), 1.25 * max(ends)

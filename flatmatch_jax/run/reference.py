@@ -109,12 +109,12 @@ def compare(
     f'{max(band.errors):.2f}% in earlier runs'
   )
   expected = f'one more is expected from {band.low:.2f} to {band.high:.2f}%'
+  verdict, remedy = 'As expected', ''
   if error > band.high:
-    messages.say(
-      f'Warning: {where}, and {expected}. Compare metrics.jsonl and '
-      'versions.json with a run that went well.'
+    verdict = 'Warning'
+    remedy = (
+      ' Compare metrics.jsonl and versions.json with a run that went well.'
     )
   elif error < band.low:
-    messages.say(f'Better than expected: {where}, and {expected}.')
-  else:
-    messages.say(f'As expected: {where}, and {expected}.')
+    verdict = 'Better than expected'
+  messages.say(f'{verdict}: {where}, and {expected}.{remedy}')

@@ -46,7 +46,7 @@ def summarize(
   config, files, num_labeled, skipped, warnings, seconds, speed
 ) -> dict:
   """The content of result.json; errors of the averaged weights, in percent."""
-  result = {
+  return {
     'dataset': config.dataset,
     'method': config.method,
     'labels': num_labeled,
@@ -55,21 +55,15 @@ def summarize(
     'steps': config.steps,
     'skipped_steps': skipped,
     'warnings': warnings,
+    **errors(files.metrics()),
+    'seconds': round(seconds, 1),
+    'images_per_second': round(speed, 1),
   }
-  return (
-    result
-    | errors(files.metrics())
-    | {
-      'seconds': round(seconds, 1),
-      'images_per_second': round(speed, 1),
-    }
-  )
 
 
 def describe(files: Workdir) -> str:
   result = files.read('result.json')
-  text = f'{result["method"]} on {result["dataset"]} with {result["labels"]} '
-  text += 'labels: '
+  text = '{method} on {dataset} with {labels} labels: '.format(**result)
   count = in_median(result)
   for key, name in (('error', 'test'), ('val_error', 'validation')):
     if f'{key}_last' in result:

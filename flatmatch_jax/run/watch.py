@@ -48,11 +48,8 @@ class Watch:
   ):
     """Starts to look, or continues from the `state()` of an earlier start.
 
-    Args:
-      config: of the run.
-      shares: of the labels in each class.
-      name: of the run, for its warnings, if there are several.
-      state: from a checkpoint.
+    `shares` are those of the labels in each class; `name` is the run's, for its
+    warnings, if there are several.
     """
     self._config, self._shares = config, shares
     self._warning = f'Warning: {name}: ' if name else 'Warning: '
@@ -90,11 +87,7 @@ class Watch:
     """Warns of losses and pseudo-labels that go wrong.
 
     Raises NotFiniteError after too many steps that were not finite.
-
-    Args:
-      step: how many steps are taken.
-      metrics: of this step, computed.
-      last_saved: gives the step of the last checkpoint.
+    `last_saved` gives the step of the last checkpoint.
     """
     self.look(step, metrics)
     number = int(metrics['skipped_in_a_row'])

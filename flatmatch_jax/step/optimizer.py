@@ -98,6 +98,18 @@ def muon(
   )
 
 
+OPTIMIZERS = ('sgd', 'adamw', 'muon')
+
+
+def create(
+  name: str, schedule: optax.Schedule, weight_decay: float, layer_decay: float
+) -> optax.GradientTransformation:
+  """One of OPTIMIZERS."""
+  if name == 'adamw':
+    return adamw(schedule, weight_decay, layer_decay)
+  return {'sgd': sgd, 'muon': muon}[name](schedule, weight_decay)
+
+
 def _decays_under_muon(params):
   kernels = _kernels(params)
   return jax.tree.map(lambda decays, p: decays and p.ndim == 2, kernels, params)

@@ -26,8 +26,6 @@ _DTYPES: dict[str, Any] = {
   'F16': np.float16,
   'BF16': jnp.bfloat16,
 }
-
-
 # What zipfile, zlib, numpy and json raise at damaged, encrypted, too large or
 # too deep files.
 BROKEN = (
@@ -48,10 +46,6 @@ class Stored(NamedTuple):
   read: Callable[[], np.ndarray]  # As float32.
 
 
-class _BadFileError(ValueError):
-  """The message completes the sentence 'cannot be read: …'."""
-
-
 @contextlib.contextmanager
 def open_arrays(path: str) -> Iterator[dict[str, Stored]]:
   """The arrays of a file by name, valid inside the `with`.
@@ -64,7 +58,10 @@ def open_arrays(path: str) -> Iterator[dict[str, Stored]]:
     with open(path, 'rb') as file:
       if file.read(4) == b'PK\x03\x04':
         with zipfile.ZipFile(file) as archive:
-          yield _npz(archive)
+          yield {
+            name: Stored(shape, functools.partial(_read_npy, archive, name))
+            for name, shape in check_npz(archive).items()
+          }
       else:
         yield _safetensors(file)
   except UserError:
@@ -76,27 +73,28 @@ def open_arrays(path: str) -> Iterator[dict[str, Stored]]:
     ) from error
 
 
-def _npz(archive: zipfile.ZipFile) -> dict[str, Stored]:
-  """One .npy an array. Numpy's own reader allocates before it checks."""
-  arrays = {}
+def check_npz(archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
+  """The shapes of arrays by name; ValueError if one is not what it claims.
+
+  Numpy would make room for an array before it looks whether it is there.
+  """
+  shapes = {}
   for info in archive.infolist():
     name = info.filename.removesuffix('.npy')
     if name == info.filename:
-      raise _BadFileError(f'{name} in it is not an array')
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-      raise _BadFileError(f'{name} has an unusual compression')
+      raise ValueError(f'{name!r} is not an array; write the file by np.savez')
+    if info.file_size > _MAX_RATIO * info.compress_size:
+      raise ValueError(f'{name!r} claims to be larger than it can be')
     with archive.open(info) as member:
-      shape, fortran, dtype = npy_header(name, member)
-      start = member.tell()
-    if dtype.hasobject:
-      raise _BadFileError(f'{name} holds pickled objects')
-    _check_size(name, shape, dtype, info.file_size - start)
-    axes = 'F' if fortran else 'C'
-    arrays[name] = Stored(
-      shape,
-      functools.partial(_read_npy, archive, info, start, dtype, shape, axes),
-    )
-  return arrays
+      shape, _, dtype = npy_header(name, member)
+      if dtype.hasobject:
+        raise ValueError(
+          f'{name!r} is an array of Python objects, which are not loaded; save '
+          'numbers, or text of a fixed width'
+        )
+      _check_size(name, shape, dtype, info.file_size - member.tell())
+    shapes[name] = shape
+  return shapes
 
 
 def npy_header(name, member):
@@ -105,35 +103,13 @@ def npy_header(name, member):
     if np.lib.format.read_magic(member) == (1, 0):
       return np.lib.format.read_array_header_1_0(member)
   except Exception as error:  # It is a Python literal: anything may come.
-    raise _BadFileError(f'the header of {name} is malformed') from error
-  raise _BadFileError(f'{name} has an unusual .npy version')
+    raise ValueError(f'the header of {name!r} is malformed') from error
+  raise ValueError(f'{name!r} has an unusual .npy version')
 
 
-def check_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-  """ValueError where numpy would make room for more than a member holds."""
-  name = info.filename.removesuffix('.npy')
-  if name == info.filename:
-    raise ValueError(f'{name!r} is not an array; write the file by np.savez')
-  if info.file_size > _MAX_RATIO * info.compress_size:
-    raise ValueError(f'{name!r} claims to be larger than it can be')
-  with archive.open(info) as member:
-    shape, _, dtype = npy_header(name, member)
-    if dtype.hasobject:
-      raise ValueError(
-        f'{name!r} is an array of Python objects, which are not loaded; save '
-        'numbers, or text of a fixed width'
-      )
-    # In Python's integers, which do not overflow.
-    if member.tell() + math.prod(shape) * dtype.itemsize != info.file_size:
-      raise ValueError(
-        f'{name!r} does not have the length of its shape {shape}'
-      )
-
-
-def _read_npy(archive, info, start, dtype, shape, axes):
-  with archive.open(info) as member:
-    values = np.frombuffer(member.read()[start:], dtype)
-  return _floats(info.filename, values.reshape(shape, order=axes))
+def _read_npy(archive, name):
+  with archive.open(f'{name}.npy') as member:
+    return _floats(name, np.lib.format.read_array(member, allow_pickle=False))
 
 
 def _safetensors(file: BinaryIO) -> dict[str, Stored]:
@@ -143,25 +119,22 @@ def _safetensors(file: BinaryIO) -> dict[str, Stored]:
   start = 8 + length
   room = file.seek(0, 2) - start
   if length > _MAX_HEADER or room < 0:
-    raise _BadFileError(f'a header of {length} bytes does not fit')
+    raise ValueError(f'a header of {length} bytes does not fit')
   file.seek(8)
   header = json.loads(file.read(length))
   if not isinstance(header, dict):
-    raise _BadFileError('its header is not a table')
+    raise ValueError('its header is not a table')
   header.pop('__metadata__', None)
   arrays = {}
   for name, entry in header.items():
     code, shape, begin, end = _checked(name, entry)
     if end > room:
-      raise _BadFileError(f'{name} ends beyond the file, which may be cut off')
+      raise ValueError(f'{name} ends beyond the file, which may be cut off')
     if code in _DTYPES:
       _check_size(name, shape, np.dtype(_DTYPES[code]), end - begin)
-    arrays[name] = Stored(
-      shape,
-      functools.partial(
-        _read_tensor, file, name, start + begin, end - begin, code, shape
-      ),
-    )
+    place = start + begin, end - begin
+    read = functools.partial(_read_tensor, file, name, *place, code, shape)
+    arrays[name] = Stored(shape, read)
   return arrays
 
 
@@ -176,26 +149,27 @@ def _checked(name, entry):
       and begin <= end
     ):
       return code, tuple(shape), begin, end
-  raise _BadFileError(f'the entry of {name} is malformed')
+  raise ValueError(f'the entry of {name} is malformed')
 
 
 def _read_tensor(file, name, start, size, code, shape):
   if code not in _DTYPES:
-    raise _BadFileError(f'{name} has dtype {code}, not {", ".join(_DTYPES)}')
+    raise ValueError(f'{name} has dtype {code}, not {", ".join(_DTYPES)}')
   file.seek(start)
   values = np.frombuffer(file.read(size), _DTYPES[code])
   return _floats(name, values.reshape(shape))
 
 
 def _check_size(name, shape, dtype, size):
+  # In Python's integers, which do not overflow.
   if math.prod(shape) * dtype.itemsize != size:
-    raise _BadFileError(f'{name} does not have the size of its shape {shape}')
+    raise ValueError(f'{name!r} does not have the size of its shape {shape}')
 
 
 def _floats(name, values):
   if not jnp.issubdtype(values.dtype, jnp.floating):
-    raise _BadFileError(f'{name} has dtype {values.dtype}, not a float')
+    raise ValueError(f'{name} has dtype {values.dtype}, not a float')
   values = values.astype(np.float32)
   if not np.isfinite(values).all():
-    raise _BadFileError(f'{name} holds NaN or infinity')
+    raise ValueError(f'{name} holds NaN or infinity')
   return values

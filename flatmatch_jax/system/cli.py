@@ -29,7 +29,7 @@ _REFUSALS = {
   errno.EROFS: 'name a place that can be written',
   errno.ENOSPC: 'free some space, or name another place',
   errno.EDQUOT: 'free some space, or name another place',
-  errno.EIO: 'the disk failed: look after it, or name another place',
+  errno.EIO: 'disk I/O error: check the disk, or name another place',
   errno.ENOTDIR: 'name a folder, not a file',
   errno.EISDIR: 'name a file, not a folder',
   errno.EEXIST: 'name another place',

@@ -16,19 +16,11 @@ _WORKERS = (
 
 def check_flags(coordinator, num_processes, process_id) -> None:
   """Raises UserError where flags for processes started by hand are wrong."""
-  if None in (coordinator, num_processes, process_id):
+  names = '--coordinator', '--num_processes', '--process_id'
+  given = zip(names, (coordinator, num_processes, process_id), strict=True)
+  if missing := [name for name, value in given if value is None]:
     raise UserError(
-      '--coordinator, --num_processes and --process_id go together; missing: '
-      + ', '.join(
-        name
-        for name, value in (
-          ('--coordinator', coordinator),
-          ('--num_processes', num_processes),
-          ('--process_id', process_id),
-        )
-        if value is None
-      )
-      + '.'
+      f'{", ".join(names)} go together; missing: {", ".join(missing)}.'
     )
   if num_processes < 1:
     raise UserError(f'--num_processes={num_processes} must be at least 1.')

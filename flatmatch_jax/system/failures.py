@@ -50,7 +50,7 @@ def _describe(error) -> tuple[int, str]:
   if re.search('gloo|nccl|coordination service', line, re.IGNORECASE):
     return 1, (
       f'error: lost another process ({line[:200]}). The same command, started '
-      'for all processes, goes on from the last checkpoint.'
+      'for all processes, resumes from the last checkpoint.'
     )
   traceback.print_exception(error)
   return 1, f'error: {type(error).__name__}: {line}'

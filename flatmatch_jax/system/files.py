@@ -64,7 +64,7 @@ def writing(path: pathlib.Path):
       raise
     raise UserError(
       f'Cannot write {path}: {reason}. What was saved before is intact; when '
-      'there is space and permission to write, the same command goes on.'
+      'there is space and permission to write, the same command resumes.'
     ) from error
 
 
@@ -82,21 +82,21 @@ def sync_folder(path: pathlib.Path) -> None:
       raise
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """The content of a file that anyone may have written.
-
-  Raises:
-    OSError: it is not there, or not readable.
-    ValueError: it is not JSON, or too large, or nested too deeply.
-  """
+def read_bytes(path: pathlib.Path, most: int) -> bytes:
+  """The content of a file; ValueError if it has more than `most` bytes."""
   with path.open('rb') as file:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
       raise ValueError('not a regular file')
-    content = file.read(_MAX_JSON + 1)
-  if len(content) > _MAX_JSON:
-    raise ValueError(f'larger than {_MAX_JSON} bytes')
+    content = file.read(most + 1)
+  if len(content) > most:
+    raise ValueError(f'larger than {most} bytes')
+  return content
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """The content of a JSON file; OSError or ValueError if it has none."""
   try:
-    return json.loads(content)
+    return json.loads(read_bytes(path, _MAX_JSON))
   except RecursionError:
     raise ValueError('nested too deeply') from None
 

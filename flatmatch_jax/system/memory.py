@@ -27,11 +27,7 @@ def device_bytes() -> int:
 def check(config, state, image_shape, views: tuple[str, ...]) -> None:
   """Raises UserError where state and images of a step exceed all devices.
 
-  Args:
-    config: for the sizes of batches.
-    state: the train state as shapes.
-    image_shape: [H, W, C].
-    views: as the method names them.
+  The train state is given as shapes; `views` are as the method names them.
   """
   arrays = sum(
     math.prod(x.shape) * x.dtype.itemsize

@@ -9,13 +9,18 @@ from ml_collections import ConfigDict
 from flatmatch_jax import data, methods, models
 from flatmatch_jax.step import recipes
 from flatmatch_jax.step.forward import LAYOUTS
-from flatmatch_jax.step.optimizer import SCHEDULES
+from flatmatch_jax.step.optimizer import OPTIMIZERS, SCHEDULES
 from flatmatch_jax.system import sharding
 from flatmatch_jax.training import rules
-from flatmatch_jax.types import UserError, did_you_mean
+from flatmatch_jax.types import UserError, check_known
 
 _TFDS_NAME = r'\w+(/[\w.+-]+)?(:[0-9*]+\.[0-9*]+\.[0-9*]+)?'
-OPTIMIZERS = ('sgd', 'adamw', 'muon')
+_CHOICES = {
+  'dataset': data.SOURCES,
+  'batch_norm': LAYOUTS,
+  'optimizer': OPTIMIZERS,
+  'schedule': SCHEDULES,
+}
 
 
 def check(config) -> None:
@@ -28,30 +33,18 @@ def check(config) -> None:
 def check_fields(config) -> None:
   """The same without what depends on this machine: for a run read back."""
   rules.check(config)
-  if config.dataset not in data.SOURCES:
-    raise UserError(
-      f'Unknown dataset {config.dataset!r}. Known: {", ".join(data.SOURCES)}.'
-      + did_you_mean(config.dataset, data.SOURCES)
-    )
+  for name, known in _CHOICES.items():
+    check_known(f'config.{name}', config[name], known)
   _check_variant(config)
   _check_source(config)
   method, recipe = recipes.parse(config.method)
-  _check_arguments(
-    config, 'method_args', methods.defaults(method), methods.bounds(method)
-  )
-  _check_arguments(
-    config, 'recipe_args', recipes.defaults(recipe), recipes.bounds(recipe)
-  )
+  for room, name in ((methods, method), (recipes, recipe)):
+    field = 'method_args' if room is methods else 'recipe_args'
+    _check_arguments(config, field, room.defaults(name), room.bounds(name))
   made = methods.asks(method, **config.method_args)
   if reason := recipes.objection(method, recipe, bool(made.views)):
     raise UserError(f'{config.method!r} has no meaning: {reason}.')
-  if config.batch_norm not in LAYOUTS:
-    raise UserError(
-      f'Unknown config.batch_norm={config.batch_norm!r}. Known: '
-      f'{", ".join(LAYOUTS)}.{did_you_mean(config.batch_norm, LAYOUTS)}'
-    )
   _check_labels(config)
-  _check_groups(config)
   _check_optimizer(config)
   _check_model(config)
 
@@ -68,41 +61,17 @@ def _check_variant(config):
 
 
 def _check_arguments(config, field, known, bounds):
-  unknown = sorted(set(config[field]) - set(known))
-  if unknown:
-    raise UserError(
-      f'config.{field} has no {unknown[0]!r} for method {config.method!r}. '
-      f'Known: {", ".join(known) or "none"}.{did_you_mean(unknown[0], known)}'
-    )
-  for name, value in config[field].items():
+  for name, value in sorted(config[field].items()):
+    check_known(f'config.{field} for {config.method}:', name, known)
     if name in bounds:
       rules.check_number(f'{field}.{name}', value, bounds[name])
 
 
-def _check_groups(config):
-  groups = config.recipe_args.get('groups', 1)
-  if groups > 1 and config.model.startswith('vit'):
-    raise UserError(
-      f'config.recipe_args.groups={groups} is not for {config.model}: groups '
-      'would skip other blocks than the batch did; set it to 1.'
-    )
-
-
 def _check_optimizer(config):
-  if config.optimizer not in OPTIMIZERS:
-    raise UserError(
-      f'Unknown config.optimizer={config.optimizer!r}. Known: '
-      f'{", ".join(OPTIMIZERS)}.{did_you_mean(config.optimizer, OPTIMIZERS)}'
-    )
   if config.optimizer == 'adamw' and config.learning_rate > 0.01:
     raise UserError(
-      f'config.learning_rate={config.learning_rate} is one for sgd; adamw '
-      'takes at most 0.01: set --config.learning_rate, such as 0.001.'
-    )
-  if config.schedule not in SCHEDULES:
-    raise UserError(
-      f'Unknown config.schedule={config.schedule!r}. Known: '
-      f'{", ".join(SCHEDULES)}.{did_you_mean(config.schedule, SCHEDULES)}'
+      f'config.learning_rate={config.learning_rate} is too high for AdamW (at '
+      'most 0.01); set --config.learning_rate, such as 0.001.'
     )
   if config.optimizer == 'muon' and not config.model.startswith('fast'):
     raise UserError(
@@ -144,6 +113,12 @@ def _check_weights(config):
 
 
 def _check_model(config):
+  groups = config.recipe_args.get('groups', 1)
+  if groups > 1 and config.model.startswith('vit'):
+    raise UserError(
+      f'config.recipe_args.groups={groups} is not for {config.model}: groups '
+      'would skip other blocks than the batch did; set it to 1.'
+    )
   model = models.create(config.model, num_classes=2, dtype=config.dtype)
   size, patch = config.get('image_size', 0), getattr(model, 'patch', 1)
   # Datasets of TFDS may have a size of their own.
@@ -157,12 +132,11 @@ def _check_model(config):
 
 def _check_source(config):
   """What the user's own data need beside a name."""
-  for name, content in (('folder', 'DIR'), ('npz', 'FILE.npz')):
-    if config.dataset == name and not config.data_dir:
-      raise UserError(
-        f'config.data_dir is empty; name your {name} with '
-        f'--config.data_dir={content}.'
-      )
+  if config.dataset in ('folder', 'npz') and not config.data_dir:
+    raise UserError(
+      f'config.data_dir is empty; name your {config.dataset} with '
+      '--config.data_dir=PATH.'
+    )
   fields = data.SOURCES[config.dataset].fields
   for name in fields:
     kind = {'image_size': int, 'tfds_name': str}.get(name, ConfigDict)
@@ -220,10 +194,9 @@ def check_loops(config) -> None:
   loops = groups > 1 or config.microbatches > 1
   if cores and loops and jax.device_count() > 1:
     raise UserError(
-      f'config.cpu_devices={config.cpu_devices} is not for '
-      f'config.microbatches={config.microbatches} and {groups} of '
-      'config.recipe_args.groups: in their loops the devices of a CPU may wait '
-      'for each other for ever. Leave it at 0.'
+      f'config.cpu_devices={config.cpu_devices} does not go with microbatches='
+      f'{config.microbatches} and recipe_args.groups={groups}: in their loops '
+      'the devices of a CPU could wait for each other for ever. Leave it at 0.'
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -14,45 +14,66 @@ from flatmatch_jax.training.program import Program
 from flatmatch_jax.types import TrainState
 
 
-class Engine(Protocol):
+class Engine:
   """Takes steps with the `state` of one run, or of several that it stacks.
 
   Runs are told apart by their number, which is 0 for one by itself.
   """
 
   program: Program
-  compiled: Any  # The step, for estimates of its time.
+  compiled: Any = None  # The step, for estimates of its time.
+  _given: Any = None  # What the step takes beside the state.
+  _look: Any = None  # Functions of the state of one run, and what it is given.
+  _probe: Any
 
   @property
   def waited(self) -> float:
     """Seconds for which images were waited for."""
+    return 0.0
 
   def prepare(self, step: int, state) -> bool:
     """Fetches what `step` needs; whether a newly compiled function takes it."""
+    raise NotImplementedError
 
   def step(self, state) -> tuple[Any, dict]:
     """The state after a step, and the metrics of all runs."""
+    return self.compiled(state, self._given)
 
   def look(self, state, run: int) -> dict:
     """The unlabeled loss at θ, unless the step measures it itself."""
+    if self._look is None:
+      return {}
+    losses = self._look(self.member(state, run), self.given(run))
+    return {'unlabeled_loss': losses.unlabeled}
 
   def probe(self, state, run: int, unseen) -> dict:
     """What `step/probe.py` measures, on images no step has trained on."""
+    return self._probe(self.member(state, run), self.given(run), unseen)
+
+  def given(self, run: int) -> Any:
+    """What the step takes for one run."""
+    del run
+    return self._given
 
   def member(self, state, run: int) -> TrainState:
     """The state of one run."""
+    del run
+    return state
 
   def metrics(self, metrics: dict, run: int) -> dict:
     """The metrics of one run."""
+    del run
+    return metrics
 
   def row(self, metrics: dict, run: int, step: int) -> dict:
     """The same with the learning rate, for the log."""
+    raise NotImplementedError
 
   def close(self) -> None:
     """Stops reading images ahead."""
 
 
-class Single:
+class Single(Engine):
   """One run; a batch is spread over the mesh."""
 
   def __init__(
@@ -70,7 +91,6 @@ class Single:
     After `fix_at` steps, if that is not 0, `choose_fixed` labels more images.
     """
     self.program = program
-    self.compiled: Any = None
     self._config, self._placed = config, placed
     self._pipeline, self._data = pipeline, data
     self._over_batch = sharding.over_batch(program.mesh)
@@ -79,11 +99,9 @@ class Single:
     )
     self._fix_at, self._choose_fixed = fix_at, choose_fixed
     self._feed: Feed | None = None
-    self._given: Any = None
-    self._look: Any = None
     if program.clean_losses:
       self._look = jax.jit(self._with_sampling(program.clean_losses))
-    self._probe: Any = jax.jit(self._with_sampling(program.probe))
+    self._probe = jax.jit(self._with_sampling(program.probe))
 
   def _with_sampling(self, function):
     """A function of the state and a batch, as one of what a feed gives."""
@@ -116,27 +134,6 @@ class Single:
       (self._placed, sharding.replicated(self.program.mesh)),
     )
     return True
-
-  def step(self, state: TrainState) -> tuple[TrainState, dict]:
-    return self.compiled(state, self._given)
-
-  def look(self, state: TrainState, run: int) -> dict:
-    del run
-    if self._look is None:
-      return {}
-    return {'unlabeled_loss': self._look(state, self._given).unlabeled}
-
-  def probe(self, state: TrainState, run: int, unseen) -> dict:
-    del run
-    return self._probe(state, self._given, unseen)
-
-  def member(self, state: TrainState, run: int) -> TrainState:
-    del run
-    return state
-
-  def metrics(self, metrics: dict, run: int) -> dict:
-    del run
-    return metrics
 
   def row(self, metrics: dict, run: int, step: int) -> dict:
     del run

@@ -97,7 +97,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
     config, files, dataset, split, held_out, state, weights
   )
   if step := int(state.step):
-    messages.say(f'Going on from step {step} of {config.steps}.')
+    messages.say(f'Resuming from step {step} of {config.steps}.')
   phases.done('state')
   choose_fixed = functools.partial(
     fixed_labels.choose, config, files, program.classify, dataset, split

@@ -56,22 +56,17 @@ def create(
   schedule = optimizer.SCHEDULES[config.schedule](
     config.learning_rate, config.steps, config.warmup_steps
   )
-  tx = make_optimizer(config, schedule)
+  tx = optimizer.create(
+    config.optimizer, schedule, config.weight_decay, config.layer_decay
+  )
 
   asks = methods.asks(method_name, **config.method_args)
   model = models.create(
-    config.model,
-    info.num_classes,
-    asks.heads,
-    config.dtype,
-    config.remat,
+    config.model, info.num_classes, asks.heads, config.dtype, config.remat
   )
+  gather = sharding.make_gather(mesh)
   run_network: forward.Forward = make_forward(
-    model,
-    config.batch_norm,
-    config.microbatches,
-    sharding.make_gather(mesh),
-    asks.populations,
+    model, config.batch_norm, config.microbatches, gather, asks.populations
   )
 
   def init_network(rng):
@@ -119,13 +114,6 @@ def create(
     schedule=schedule,
     mesh=mesh,
   )
-
-
-def make_optimizer(config, schedule) -> optax.GradientTransformation:
-  if config.optimizer == 'adamw':
-    return optimizer.adamw(schedule, config.weight_decay, config.layer_decay)
-  make = optimizer.muon if config.optimizer == 'muon' else optimizer.sgd
-  return make(schedule, config.weight_decay)
 
 
 def make_sample(

@@ -3,10 +3,12 @@
 The arguments of methods and recipes have their bounds in their signatures.
 """
 
-import ml_collections
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from flatmatch_jax.system.arguments import DECAY, POSITIVE, Number, whole
-from flatmatch_jax.types import UserError
+from flatmatch_jax.types import UserError, shortened
 
 _SEED = whole(0, 2**32 - 1)
 _TAIL = POSITIVE._replace(
@@ -50,27 +52,16 @@ ELEMENTS = {
   'paper_labels': whole(1),
 }
 
+_TEXTS = """batch_norm compilation_cache data_dir dataset dtype labels_file
+  method model optimizer pretrained schedule"""
 # All others that are read.
-TYPES = {
-  'batch_norm': str,
-  'compilation_cache': str,
-  'data_dir': str,
-  'dataset': str,
-  'dtype': str,
-  'flip': bool,
+TYPES: dict[str, Any] = {
+  **dict.fromkeys(_TEXTS.split(), str),
+  **dict.fromkeys(('flip', 'remat', 'unlabeled_includes_labeled'), bool),
+  **dict.fromkeys(
+    ('mesh', 'method_args', 'recipe_args', 'variant'), ConfigDict
+  ),
   'labels': (int, str),
-  'labels_file': str,
-  'mesh': ml_collections.ConfigDict,
-  'method': str,
-  'method_args': ml_collections.ConfigDict,
-  'model': str,
-  'optimizer': str,
-  'pretrained': str,
-  'recipe_args': ml_collections.ConfigDict,
-  'remat': bool,
-  'schedule': str,
-  'unlabeled_includes_labeled': bool,
-  'variant': ml_collections.ConfigDict,
 }
 
 
@@ -79,7 +70,7 @@ def check(config) -> None:
   for name, kind in TYPES.items():
     if not isinstance(_field(config, name), kind):
       raise UserError(
-        f'config.{name}={_short(config[name])} has the wrong type; see '
+        f'config.{name}={shortened(config[name])} has the wrong type; see '
         'configs/common.py for what it is.'
       )
   for name, rule in FIELDS.items():
@@ -88,7 +79,7 @@ def check(config) -> None:
     values = _field(config, name)
     if not isinstance(values, (list, tuple)):
       raise UserError(
-        f'config.{name}={_short(values)} must be a list; write it as '
+        f'config.{name}={shortened(values)} must be a list; write it as '
         f'--config.{name}="(0.5,)".'
       )
     for value in values:
@@ -111,10 +102,5 @@ def check_number(name: str, value, rule: Number) -> None:
   """Raises UserError if the field `name` is out of bounds."""
   if not rule.holds(value):
     raise UserError(
-      f'config.{name}={_short(value)} must be {rule}. Set --config.{name}.'
+      f'config.{name}={shortened(value)} must be {rule}. Set --config.{name}.'
     )
-
-
-def _short(value):
-  text = ' '.join(repr(value).split())
-  return text if len(text) <= 60 else f'{text[:60]}...'

@@ -97,8 +97,8 @@ def write_description(files: Workdir, config, dataset, split) -> None:
       split,
       dataset.train_labels,
       classes,
-      None if config.labels_file else config.split_seed,
-      config.labels_file or 'drawn',
+      config.split_seed,
+      config.labels_file,
     ),
     'dataset.json': {
       'class_names': list(dataset.class_names),

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from flatmatch_jax.data import resident
 from flatmatch_jax.system import memory, messages, sharding, startup
 from flatmatch_jax.training import loop, setup, traced
-from flatmatch_jax.training.engine import compile_step
+from flatmatch_jax.training.engine import Engine, compile_step
 from flatmatch_jax.types import TrainState
 
 
@@ -23,9 +23,9 @@ def over_members(function, mesh):
   axes: list[Any] = [None, None, 0, 0]  # Images are there once.
   specs: list[Any] = [everywhere, everywhere, members, members]
   return jax.shard_map(
-    jax.vmap(function, in_axes=(0, (0, resident.Resident(*axes)))),
+    jax.vmap(function, in_axes=(0, (0, resident.Data(*axes)))),
     mesh=mesh,
-    in_specs=(members, (members, resident.Resident(*specs))),
+    in_specs=(members, (members, resident.Data(*specs))),
     out_specs=members,
     check_vma=False,
   )
@@ -45,14 +45,9 @@ def size_of_stack(count: int, at_once: int | None, devices: int) -> int:
 def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   """Trains members that differ in seeds, splits and `names` only.
 
-  Those that stop at `config.max_skipped` are named, and get no result.
-
-  Args:
-    members: have a `config` and `files`, a Workdir that is not finished.
-    chosen: their splits, with equal numbers of images.
-    dataset: of arrays.
-    names: settings that the step takes as arrays.
-    at_once: how many train side by side; None chooses.
+  They have a `config` and `files` that are not finished, and are `chosen`
+  splits with equal numbers of images. The step takes the settings `names` as
+  arrays. Those that stop at `config.max_skipped` are named, and get no result.
   """
   config = members[0].config
   shape = dataset.train_images.shape[1:]
@@ -115,26 +110,22 @@ class _Member(NamedTuple):
 
   run: setup.Run
   state: TrainState
-  given: tuple[list[jax.Array], resident.Resident]  # Settings, and its data.
+  given: tuple[list[jax.Array], resident.Data]  # Settings, and its data.
 
 
-class Stack:
+class Stack(Engine):
   """Takes the steps of stack after stack by functions compiled once."""
-
-  waited = 0.0  # For images, which are on the devices.
 
   def __init__(self, functions: traced.Functions):
     self.program = functions.program
-    self.compiled: Any = None
     self._step = over_members(functions.step, self.program.mesh)
-    self._look: Any = functions.look and jax.jit(functions.look)
-    self._probe: Any = jax.jit(functions.probe)
+    self._look = jax.jit(functions.look) if functions.look else None
+    self._probe = jax.jit(functions.probe)
     self._take: Any = jax.jit(
       lambda state, i: jax.tree.map(lambda x: x[i], state),
       out_shardings=sharding.replicated(self.program.mesh),
     )
     self._new = True  # No step of this stack was taken yet.
-    self._given: Any = None  # Of all members, stacked.
     self._given_of: list[tuple] = []  # Of each member.
 
   def load(self, members: list[_Member], size: int):
@@ -165,18 +156,8 @@ class Stack:
     new, self._new = self._new, False
     return new
 
-  def step(self, state):
-    return self.compiled(state, self._given)
-
-  def look(self, state, run: int) -> dict:
-    if not self._look:
-      return {}
-    losses = self._look(self.member(state, run), self._given_of[run])
-    return {'unlabeled_loss': losses.unlabeled}
-
-  def probe(self, state, run: int, unseen) -> dict:
-    member = self.member(state, run)
-    return self._probe(member, self._given_of[run], unseen)
+  def given(self, run: int) -> tuple:
+    return self._given_of[run]
 
   def member(self, state, run: int) -> TrainState:
     return sharding.settle(self._take(state, run))
@@ -187,6 +168,3 @@ class Stack:
   def row(self, metrics: dict, run: int, step: int) -> dict:
     del step
     return self.metrics(metrics, run)
-
-  def close(self) -> None:
-    pass

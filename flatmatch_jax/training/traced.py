@@ -62,16 +62,16 @@ def make_functions(config, names, info: DatasetInfo, shape) -> Functions:
     updates = state.step - after.skipped.total
     return after, metrics | {'learning_rate': of_member.schedule(updates)}
 
-  def look(state, given):
-    values, data = given
-    return program(values).clean_losses(state, sample(data, state))
+  def of_member(name):
+    def function(state, given, *more):
+      values, data = given
+      batch = sample(data, state)
+      return getattr(program(values), name)(state, batch, *more)
 
-  def probe(state, given, held_out):
-    values, data = given
-    return program(values).probe(state, sample(data, state), held_out)
+    return function
 
-  looks = look if first.clean_losses else None
-  return Functions(init, step, looks, probe, first)
+  look = of_member('clean_losses') if first.clean_losses else None
+  return Functions(init, step, look, of_member('probe'), first)
 
 
 def traceable(config, names, dataset, split) -> list[str]:
@@ -86,7 +86,7 @@ def traceable(config, names, dataset, split) -> list[str]:
     jax.ShapeDtypeStruct(dataset.train_images.shape, np.uint8),
     *(jax.ShapeDtypeStruct(np.shape(x), np.int32) for x in indices),
   ]
-  data = resident.Resident(*shapes)
+  data = resident.Data(*shapes)
 
   def trace(names):
     functions = make_functions(config, names, info, shape)

@@ -7,7 +7,7 @@ from benchmarks import compiled_step, hlo_bytes, pod_arithmetic, tpu_compile
 from benchmarks.chips import CHIPS, Chip, batch_factor, reduced_bytes, roofline
 from configs import cifar10, imagenet
 from flatmatch_jax import models
-from flatmatch_jax.data.resident import Resident
+from flatmatch_jax.data.pipeline import Data
 from flatmatch_jax.system import sharding
 from flatmatch_jax.types import Batch, UserError
 
@@ -66,7 +66,7 @@ def test_unknown_chips_are_refused():
 def test_data_stays_abstract_and_has_its_true_size():
   mesh = sharding.make_mesh()
   data = compiled_step.abstract_data(cifar10.get_config(), ('weak',), mesh)
-  assert isinstance(data, Resident)
+  assert isinstance(data, Data)
   assert data.images.shape == (50_000, 32, 32, 3)
   assert data.labeled.shape == (40,)
   data = compiled_step.abstract_data(imagenet.get_config(), ('weak',), mesh)

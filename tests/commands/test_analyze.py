@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 import sys
 from types import SimpleNamespace
@@ -153,31 +152,6 @@ def test_log_of_the_run_is_in_the_sharpness_figure(analyzed, probed, finished):
     assert 'log_step' not in data
 
 
-@pytest.mark.parametrize(
-  ('args', 'words'),
-  [
-    (['--what=landscape,colour'], "'colour'"),
-    (['--points=4'], '--points=4'),
-    (['--images=0'], '--images=0'),
-    (['--rotate=-1'], '--rotate=-1'),
-    ([], 'not the folder of a run'),
-  ],
-)
-def test_wrong_arguments_are_one_line(
-  args, words, tmp_path, monkeypatch, capsys
-):
-  from flatmatch_jax.system import cli
-
-  argv = ['analyze', '--workdir', str(tmp_path), *args]
-  monkeypatch.setattr('sys.argv', argv)
-  with pytest.raises(SystemExit) as stopped, cli.errors_as_lines():
-    analyze.main()
-  assert stopped.value.code == 2
-  error = capsys.readouterr().err
-  assert words in error
-  assert error.count('\n') == 1
-
-
 def test_runs_that_differ_in_seeds_have_one_name():
   def names(*given):
     return analyze._labels(
@@ -202,15 +176,3 @@ def test_runs_that_differ_in_seeds_have_one_name():
   assert names(uda, other) == ['uda, digits', 'uda, svhn']
   mine = [uda | {'data_dir': name} for name in ('cats', 'dogs')]
   assert names(*mine) == ['uda, images=cats', 'uda, images=dogs']
-
-
-def test_training_loads_no_analyses_nor_reports_nor_these_matplotlib(tmp_path):
-  code = (
-    'import sys, json, flatmatch_jax.training.loop;'
-    'before = {"flatmatch_jax.analysis", "flatmatch_jax.report"}'
-    ' & set(sys.modules);'
-    'import flatmatch_jax.analyze;'
-    'print(json.dumps([sorted(before), "matplotlib" in sys.modules]))'
-  )
-  done = runs.run(tmp_path, ['-c', code])
-  assert json.loads(done.stdout) == [[], False]

@@ -15,7 +15,7 @@ import pytest
 
 from configs import digits
 from flatmatch_jax import data as data_lib
-from flatmatch_jax import evaluate, methods, sweep
+from flatmatch_jax import methods, sweep
 from flatmatch_jax.data import resident
 from flatmatch_jax.run import progress, reference, watch
 from flatmatch_jax.run.workdir import Workdir
@@ -105,15 +105,6 @@ def test_each_member_has_the_files_of_a_run(swept):
     assert member.files.config().recipe_args.rho in (0.01, 0.5)
 
 
-def test_evaluate_reads_a_member(swept, monkeypatch, capsys):
-  files = swept[3].files
-  monkeypatch.setattr(sys, 'argv', ['evaluate', f'--workdir={files.path}'])
-  evaluate.main()
-  assert 'on 360 test images' in capsys.readouterr().out
-  found = files.read('evaluation.json')['error']
-  assert found == files.read('result.json')['error_last']
-
-
 def test_table_has_a_line_for_each_setting(swept):
   lines = sweep.describe(swept).splitlines()
   errors = [m.files.read('result.json')['error_last'] for m in swept[:3]]
@@ -122,20 +113,6 @@ def test_table_has_a_line_for_each_setting(swept):
     'recipe_args.rho=0.01 method_args.threshold=0.2: error_last '
     f'{np.mean(errors):.2f} ± {np.std(errors, ddof=1):.2f} ('
   )
-
-
-def test_member_that_breaks_is_named_and_leaves_the_others_alone(
-  tmp_path, monkeypatch, capsys, compiled
-):
-  monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
-  config = make_config('supervised', steps=4, eval_every=4, probe_every=0)
-  rates = {'learning_rate': [0.05, 1e30]}
-  good, bad = sweep.sweep(config, str(tmp_path), rates, at_once=2)
-  assert good.files.read('result.json')['skipped_steps'] == 0
-  assert bad.files.read('result.json')['skipped_steps'] > 0
-  warnings = [x for x in capsys.readouterr().err.splitlines() if 'Warn' in x]
-  assert warnings
-  assert all('learning_rate=1e+30: ' in line for line in warnings)
 
 
 def test_member_that_stops_is_named_and_leaves_the_others_alone(
@@ -194,19 +171,6 @@ def test_members_are_traced_and_compared_with_earlier_runs(
     assert f'seed={seed}: step 4 has a test error of' in said
   assert said.count('Steps 3 to 3 are traced') == 1
   assert list(tmp_path.glob('seed=0/tensorboard/plugins/profile/*/*.json.gz'))
-
-
-def test_sweep_ends_when_all_members_have_stopped(
-  tmp_path, monkeypatch, capsys, compiled
-):
-  monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
-  config = make_config('supervised', eval_every=4, probe_every=0)
-  config.max_skipped = 1
-  rates = {'learning_rate': [1e30, 2e30]}
-  members = sweep.sweep(config, str(tmp_path), rates, at_once=2)
-  assert sweep.stopped(members) == members
-  said = capsys.readouterr().err
-  assert said.count('config.max_skipped=1: the run stops') == 2
 
 
 def test_speed_is_of_the_members_that_go_on(tmp_path, monkeypatch):
@@ -376,13 +340,6 @@ def test_setting_that_python_looks_at_is_not_traced(trained, tmp_path):
   ]
 
 
-def test_runs_that_fix_labels_are_not_stacked(trained, tmp_path):
-  config = make_config('pseudo_label+flatmatch_fix')
-  config.recipe_args.update(pretrain_steps=2, num_fixed=60)
-  sweep.sweep(config, str(tmp_path), {'seed': [0, 1]})
-  assert trained == [str(tmp_path / f'seed={s}') for s in (0, 1)]
-
-
 def test_members_that_fix_labels_are_not_stacked_with_those_that_do_not(
   trained, tmp_path
 ):
@@ -422,7 +379,7 @@ def test_numbers_of_every_method_are_traced(name, monkeypatch):
 def test_strong_views_of_members_are_those_of_single_runs():
   """RandAugment sorts images by operation; members must not mix."""
   rng = np.random.default_rng(0)
-  data = resident.Resident(
+  data = resident.Data(
     jnp.asarray(rng.integers(0, 256, (20, 8, 8, 1)), jnp.uint8),
     jnp.arange(20) % 4,
     jnp.arange(4),
@@ -454,19 +411,9 @@ WRONG = {
     ['0.1,0.10', 'each once'],
   ),
   'not a number': (['--set=recipe_args.rho=big'], ['rho=big', 'float']),
-  'not whole': (['--set=pad=0.5'], ['pad=0.5', 'int']),
-  'empty value': (
-    ['--set=recipe_args.rho=0.1,'],
-    ['recipe_args.rho=', 'float'],
-  ),
   'more than a number': (['--set=mean=0.1'], ['mean=0.1', 'more than one']),
   'seeds twice': (['--seeds=0,1', '--set=seed=0,1'], ['seeds', 'seed']),
-  'seed': (['--seeds=0,x'], ['seeds=x', 'int']),
   'seed beyond': (['--seeds=0,-1'], ['-1', 'at least 0']),
-  'one bad value of two': (
-    ['--set=recipe_args.rho=0.1,-0.1'],
-    ['recipe_args.rho=-0.1', 'at least 0'],
-  ),
   'method': (['--set=method=fixmatch'], ["'fixmatch'", 'FILE.py:method=']),
   'none at once': (['--seeds=1', '--at_once=0'], ['--at_once=0', 'at least 1']),
   'unknown flag': (['--atonce=2'], ['atonce']),

@@ -113,11 +113,6 @@ def no_unlabeled(root):
   shutil.rmtree(root / 'unlabeled')
 
 
-def empty_unlabeled(root):
-  no_unlabeled(root)
-  (root / 'unlabeled' / 'x').mkdir(parents=True)
-
-
 def unreadable_unlabeled(root):
   no_unlabeled(root)
   (root / 'unlabeled').mkdir()
@@ -129,16 +124,6 @@ def one_class(root):
   shutil.rmtree(root / 'test')
 
 
-def no_class(root):
-  shutil.rmtree(root / 'labeled')
-  shutil.rmtree(root / 'test')
-  (root / 'labeled').mkdir()
-
-
-def empty_class(root):
-  (root / 'labeled' / 'bird').mkdir()
-
-
 def unreadable_class(root):
   save(root / 'labeled' / 'bird' / 'a.png')
   (root / 'labeled' / 'bird' / 'a.png').write_bytes(b'')
@@ -146,10 +131,6 @@ def unreadable_class(root):
 
 def beside_classes(root):
   save(root / 'labeled' / 'stray.jpg')
-
-
-def beside_test_classes(root):
-  save(root / 'test' / 'stray.jpg')
 
 
 def other_test_class(root):
@@ -166,14 +147,10 @@ def empty_test(root):
   [
     (no_labeled, r'no folder labeled/ \(it holds: labelled, test, unlabeled\)'),
     (no_unlabeled, r'no folder unlabeled/ .*put images without labels there'),
-    (empty_unlabeled, r'unlabeled holds no readable image; put'),
     (unreadable_unlabeled, r'unlabeled holds no readable image; put'),
     (one_class, r'labeled has 1 class folders \(dog\).*at least two'),
-    (no_class, r'labeled has 0 class folders \(nothing\).*at least two'),
-    (empty_class, r'1 of 3 classes have no readable image.*: bird; add'),
     (unreadable_class, r'1 of 3 classes have no readable image.*: bird; add'),
     (beside_classes, r'stray\.jpg lies directly in labeled/.*CLASS'),
-    (beside_test_classes, r'stray\.jpg lies directly in test/.*CLASS'),
     (other_test_class, r"'bird' of .*test is not in .*labeled.*: cat, dog;"),
     (empty_test, r'test holds no readable image.*num_val'),
     (shutil.rmtree, r'data is not a folder.*--config\.data_dir'),
@@ -190,11 +167,6 @@ def test_what_cannot_be_trained_on_is_refused(root, spoil, match):
 def test_data_dir_is_needed(nothing):
   with pytest.raises(UserError, match=r'empty.*--config\.data_dir=DIR'):
     load(nothing)
-
-
-def test_file_is_not_a_folder(root):
-  with pytest.raises(UserError, match=r'a\.png is not a folder'):
-    load(root / 'unlabeled' / 'a.png')
 
 
 def test_file_that_vanishes_is_named(root, monkeypatch):
@@ -381,38 +353,12 @@ def cut(file):
   file.write_bytes(file.read_bytes()[:-5])
 
 
-def flip(file):
-  content = bytearray(file.read_bytes())
-  content[-5] ^= 1
-  file.write_bytes(content)
-
-
-def empty(file):
-  file.write_bytes(b'')
-
-
 def other_shape(file):
   np.save(file, np.load(file)[:-1])
 
 
-def other_type(file):
-  np.save(file, np.load(file).view(np.int8))
-
-
-def pickled(file):
-  np.save(file, np.array([{}]), allow_pickle=True)
-
-
 def no_about(file):
   file.with_suffix('.json').unlink()
-
-
-def bad_about(file):
-  file.with_suffix('.json').write_text('{"shape": [1]')
-
-
-def odd_about(file):
-  file.with_suffix('.json').write_text('[]')
 
 
 def other_about(file):
@@ -420,21 +366,7 @@ def other_about(file):
   path.write_text(json.dumps(json.loads(path.read_text()) | {'crc32': 0}))
 
 
-@pytest.mark.parametrize(
-  'damage',
-  [
-    cut,
-    flip,
-    empty,
-    other_shape,
-    other_type,
-    pickled,
-    no_about,
-    bad_about,
-    odd_about,
-    other_about,
-  ],
-)
+@pytest.mark.parametrize('damage', [cut, other_shape, no_about, other_about])
 def test_damaged_cache_is_not_used(root, decoded, damage, capsys):
   before = load(root)
   damage(stored(root))
@@ -455,16 +387,6 @@ def test_folder_that_cannot_be_written_is_read_without_cache(
     assert len(load(root).train_images) == 9
     assert 'not kept for the next run' in capsys.readouterr().err
   assert len(decoded) == 22
-
-
-def test_failed_writing_leaves_nothing(root, monkeypatch, capsys):
-  def no_space(*args):
-    raise OSError(28, 'No space left on device')
-
-  monkeypatch.setattr(cache.os, 'fsync', no_space)
-  assert len(load(root).train_images) == 9
-  assert 'No space left' in capsys.readouterr().err
-  assert list((root / cache.FOLDER).iterdir()) == []
 
 
 def test_nothing_is_stored_where_too_much_is_skipped(root):

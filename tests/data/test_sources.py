@@ -187,13 +187,12 @@ def test_stl10_is_labeled_then_unlabeled_in_file_order(tmp_path):
   assert dataset.test_labels.min() == 0
 
 
-@pytest.mark.parametrize('name', ['cifar10', 'svhn', 'stl10'])
 def test_absent_dataset_fails_soon_and_says_what_to_run(
-  name, tmp_path, no_network, capsys
+  tmp_path, no_network, capsys
 ):
   folder = tmp_path / 'absent'
   with pytest.raises(UserError) as caught:
-    data.load(name, folder)
+    data.load('stl10', folder)
   message = str(caught.value)
   assert f'is not prepared in {folder}' in message
   assert 'ConnectionError' in message
@@ -350,11 +349,7 @@ def test_known_datasets_keep_their_order(cifar_dir):
   [
     ('wider_face', r"no feature 'label' \(it has: .*image.*choose"),
     ('eurosat/all', r"no feature 'image'"),
-    ('dsprites', r"no feature 'label'"),
-    ('celeb_a', r"no feature 'label'"),
     ('nosuch', r"'nosuch' is neither in .* nor known to TFDS.*list_builders"),
-    ('bad name', r"'bad name' is neither in"),
-    ('mnist/other', r"'mnist/other' is neither in"),
     ('mnist:9.9.9', r"'mnist:9\.9\.9' is neither in .*only: 3"),
   ],
 )
@@ -483,8 +478,8 @@ def test_network_and_shift_go_with_the_size():
 @pytest.mark.parametrize(
   ('config', 'match'),
   [
-    (('folder', ''), r'data_dir is empty.*--config\.data_dir=DIR'),
-    (('npz', ''), r'data_dir is empty.*--config\.data_dir=FILE\.npz'),
+    (('folder', ''), r'data_dir is empty.*--config\.data_dir=PATH'),
+    (('npz', ''), r'data_dir is empty.*--config\.data_dir=PATH'),
     (('tfds', ''), r'No dataset of TFDS is named.*:name='),
     (('folder', 'image_size=4', 'd'), r'image_size=4 must lie from 8'),
     (('folder', 'image_size=4096', 'd'), r'image_size=4096 must lie from 8'),

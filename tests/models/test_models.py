@@ -51,15 +51,11 @@ def shapes(name, classes, shape, **kwargs):
   ('name', 'classes', 'size', 'number'),
   [
     ('wrn_28_2', 10, 32, 1_469_642),
-    ('wrn_28_2', 100, 32, 1_481_252),
     ('wrn_28_8', 100, 32, 23_409_092),
     ('wrn_37_2', 10, 96, 5_933_770),
     ('resnet_50', 1000, 224, 25_557_032),
-    ('resnet_50', 30, 64, 23_569_502),
     ('vit_tiny_2', 10, 32, 5_392_714),
-    ('vit_small_2', 100, 32, 21_436_900),
     ('vit_small_16', 1000, 224, 22_050_664),
-    ('vit_base_16', 10, 96, 85_683_466),
     ('vit_base_16', 1000, 224, 86_567_656),
   ],
 )
@@ -114,23 +110,17 @@ def test_any_image_size_and_channel_count(shape):
   assert prediction.features.shape == (5, 64)
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
+def test_unknown_model_lists_what_is_known():
+  for name in [
     'wrn_11_2',
     'wrn_4_1',
     'wrn_28_0',
     'wrn_37_1',
     'resnet',
-    'resnet_18',
-    'vit_large_16',
     'vit_base_0',
-    'vit_base_16_224',
-  ],
-)
-def test_unknown_model_lists_what_is_known(name):
-  with pytest.raises(UserError, match='wrn_28_2'):
-    models.create(name, 10)
+  ]:
+    with pytest.raises(UserError, match='wrn_28_2'):
+      models.create(name, 10)
 
 
 @pytest.mark.parametrize('depth', [10, 16])
@@ -520,10 +510,3 @@ def test_layers_of_a_vit():
   }
   for name in ('wide', 'resnet'):
     assert vit.depth(example(TINY[name]())[0]['params']) == 0
-
-
-@pytest.mark.parametrize(
-  ('name', 'rate'), [('tiny', 0.1), ('small', 0.2), ('base', 0.2)]
-)
-def test_rates_of_stochastic_depth_by_name(name, rate):
-  assert models.create(f'vit_{name}_16', 10).drop_path == rate

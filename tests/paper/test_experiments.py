@@ -19,7 +19,6 @@ from flatmatch_jax.training import load, program
 from flatmatch_jax.types import DatasetInfo
 
 ROOT = load.ROOT
-RESIDENT = ('table1', 'combination', 'ablation')
 STREAMED = ('imagenet30', 'imagenet')
 
 
@@ -53,34 +52,6 @@ def test_tables_have_the_papers_cells(table, rows, columns, empty):
   assert len(found) - len(cells.runs(table)) == empty
   number = r'\d+\.\d\d' if table == 'imagenet' else r'\d+\.\d\d±\d+\.\d\d?'
   assert all(re.fullmatch(number, x.error) for x in cells.runs(table))
-
-
-@pytest.mark.parametrize(
-  ('table', 'dataset', 'method', 'labels', 'error'),
-  [
-    ('table1', 'cifar10', 'pi_model', '10', '79.18±1.11'),
-    ('table1', 'cifar10', 'softmatch', '10', '-'),
-    ('table1', 'cifar10', 'dash', '10', '27.28±14.09'),
-    ('table1', 'cifar10', 'flatmatch_e', '4000', '3.57±0.50'),
-    ('table1', 'cifar100', 'remixmatch', '10000', '20.02±0.27'),
-    ('table1', 'cifar100', 'supervised', 'all', '19.30±0.09'),
-    ('table1', 'svhn', 'freematch', '40', '1.97±0.02'),
-    ('table1', 'svhn', 'pseudo_label', '40', '64.61±5.6'),
-    ('table1', 'stl10', 'flatmatch_fix', '40', '14.96±0.67'),
-    ('table1', 'stl10', 'vat', '1000', '37.95±1.12'),
-    ('table1', 'stl10', 'supervised', 'all', '-'),
-    ('combination', 'cifar10', 'dash+flatmatch_fix', '40', '6.73±2.49'),
-    ('combination', 'cifar10', 'softmatch+flatmatch', '4000', '3.84±0.86'),
-    ('ablation', 'cifar100', 'sharp_unlabeled', '2500', '36.30±2.01'),
-    ('ablation', 'cifar100', 'flatmatch_last', '10000', '23.23±1.28'),
-    ('imagenet30', 'imagenet30', 'flatmatch', '3000', '6.77±1.27'),
-    ('imagenet', 'imagenet', 'fixmatch', '100000,model=resnet_50', '43.66'),
-    ('imagenet', 'imagenet', 'flatmatch', '100000,model=vit_base_16', '21.57'),
-  ],
-)
-def test_numbers_of_the_paper(table, dataset, method, labels, error):
-  expected = cells.Cell(dataset, method, labels, error)
-  assert expected in cells.cells(table)
 
 
 def test_what_two_tables_share_is_the_same():
@@ -127,7 +98,7 @@ def check_commands(table, monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize('table', RESIDENT)
+@pytest.mark.parametrize('table', tables.TABLES)
 def test_commands_are_accepted(table, monkeypatch, capsys):
   check_commands(table, monkeypatch, capsys)
 
@@ -143,12 +114,6 @@ def test_printed_beside_a_command(monkeypatch, capsys):
   ) in capsys.readouterr().out
 
 
-def test_flops_of_fixmatch_on_cifar10():
-  config = cell('cifar10', 'fixmatch', '40').config()
-  assert cost.flops(config) == pytest.approx(425e9 * 2 * 2**20, rel=0.01)
-  assert cost.flops(config) == pytest.approx(8.9e17, rel=0.01)
-
-
 # Images forward and backward in a step of 64 labeled images.
 PASSES = {
   'supervised': (64, 64),
@@ -158,16 +123,10 @@ PASSES = {
   'mean_teacher': (192, 128),
   'mixmatch': (320, 192),
   'remixmatch': (448, 384),
-  'uda': (960, 512),
   'fixmatch': (960, 512),
-  'dash': (960, 512),
   'mpl': (1536, 960),
-  'flexmatch': (960, 512),
-  'softmatch': (960, 512),
-  'freematch': (960, 512),
   'flatmatch': (960, 512),
   'flatmatch_e': (960, 512),
-  'flatmatch_last': (960, 512),
   'sharp_labeled': (1024, 576),
   'sharp_unlabeled': (1408, 960),
   'sharp_all': (1472, 1024),
@@ -228,9 +187,9 @@ def multiplications(equation):
   return 0
 
 
-@pytest.mark.parametrize('model', ['wrn_28_2', 'wrn_28_8', 'wrn_37_2'])
+@pytest.mark.parametrize('model', cost.MACS)
 def test_macs_are_those_of_the_network(model):
-  assert cost.MACS[model] == pytest.approx(macs(model), rel=1e-3)
+  assert cost.MACS[model] == pytest.approx(macs(model), rel=0.01)
 
 
 def test_dry_run(monkeypatch, capsys):
@@ -256,7 +215,7 @@ def test_traced_batch_is_what_the_sampler_gives(dataset, method, fixed):
   size, shape = cost.IMAGES[dataset]
   made = program.create(config, DatasetInfo(10, size, size), shape)
   numbers = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
-  data = resident.Resident(
+  data = resident.Data(
     jax.ShapeDtypeStruct((size, *shape), jnp.uint8),
     numbers(size),
     numbers(40),
@@ -335,29 +294,6 @@ def test_without_a_table_lists_them(monkeypatch, capsys):
   assert [line.split()[0] for line in lines] == list(tables.TABLES)
   assert '--dry_run' in hint
   assert lines[0].endswith('193 cells')
-
-
-def test_unknown_table(monkeypatch, capsys):
-  with pytest.raises(SystemExit) as stop:
-    run(monkeypatch, 'ablation', 'table2')
-  assert stop.value.code == 2
-  output = capsys.readouterr()
-  assert not output.out
-  for word in ("'table2'", *tables.TABLES, 'all'):
-    assert word in output.err
-
-
-# What needs the streamed datasets and their networks comes last.
-
-
-@pytest.mark.parametrize('model', ['resnet_50', 'vit_base_16'])
-def test_macs_of_large_networks(model):
-  assert cost.MACS[model] == pytest.approx(macs(model), rel=0.01)
-
-
-@pytest.mark.parametrize('table', STREAMED)
-def test_commands_of_streamed_datasets(table, monkeypatch, capsys):
-  check_commands(table, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize('table', STREAMED)

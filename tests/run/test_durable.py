@@ -1,9 +1,7 @@
 """What a power cut may take: never a row that a checkpoint counts on."""
 
-import errno
 import os
 import pathlib
-import re
 
 from conftest import make_config
 from orbax.checkpoint._src.path import async_path
@@ -11,9 +9,7 @@ import pytest
 
 from flatmatch_jax import sweep
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import files
 from flatmatch_jax.training import loop
-from flatmatch_jax.types import UserError
 
 
 class Disk:
@@ -85,55 +81,3 @@ def test_rows_of_a_sweep_are_too(config, disk, tmp_path):
   sweep.sweep(config, str(tmp_path), {'seed': [0, 1]}, at_once=2)
   assert {run.name for run, _ in disk.saved} == {'seed=0', 'seed=1'}
   assert not disk.lost
-
-
-def test_folder_is_flushed_after_a_file_has_its_name(tmp_path, monkeypatch):
-  order = []
-  fsync, replace = os.fsync, pathlib.Path.replace
-
-  def flush(descriptor):
-    fsync(descriptor)
-    path = os.readlink(f'/proc/self/fd/{descriptor}')
-    order.append(re.sub(r'\d+\.tmp$', 'tmp', os.path.basename(path)))
-
-  monkeypatch.setattr(os, 'fsync', flush)
-  monkeypatch.setattr(
-    pathlib.Path,
-    'replace',
-    lambda *args: (replace(*args), order.append('named')),
-  )
-  with files.replacing(tmp_path / 'a') as file:
-    file.write(b'1')
-  assert order == ['a.tmp', 'named', tmp_path.name]
-
-
-@pytest.fixture
-def refuse_folders(monkeypatch):
-  """Makes folders give an error when they are flushed."""
-  fsync = os.fsync
-
-  def refuse(number):
-    def flush(descriptor):
-      if os.path.isdir(f'/proc/self/fd/{descriptor}'):
-        raise OSError(number, os.strerror(number))
-      fsync(descriptor)
-
-    monkeypatch.setattr(os, 'fsync', flush)
-
-  return refuse
-
-
-@pytest.mark.parametrize('number', [errno.EINVAL, errno.ENOTSUP, errno.EACCES])
-def test_folders_that_cannot_be_flushed_are_no_error(
-  number, tmp_path, refuse_folders
-):
-  refuse_folders(number)
-  with files.replacing(tmp_path / 'a') as file:
-    file.write(b'1')
-  assert (tmp_path / 'a').read_bytes() == b'1'
-
-
-def test_folders_on_a_broken_disk_are_an_error(tmp_path, refuse_folders):
-  refuse_folders(errno.EIO)
-  with pytest.raises(UserError, match=r'Cannot write .*a\.json: Input/output'):
-    Workdir(str(tmp_path)).write('a.json', {})

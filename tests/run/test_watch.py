@@ -213,11 +213,9 @@ def test_collapse_is_warned_of_once_and_early(name, capfd):
 @pytest.mark.parametrize(
   ('name', 'value', 'steps', 'warned'),
   [
-    ('labeled_loss', 3.5, 100, 40),
     ('labeled_loss', 3.5, 400, 40),
     ('largest_class', 1.0, 100, 40),
     ('largest_class', 1.0, 400, 100),
-    ('largest_class', 1.0, 5000, 200),
     ('largest_class', 1.0, 2**20, 20960),
     ('unlabeled_loss', -0.9, 400, 100),
   ],
@@ -245,10 +243,6 @@ GOOD = {
     {'shares': LONG_TAIL},
     {'largest_class': draw(64, LONG_TAIL)},
   ),
-  'two classes, eight images': (
-    {'shares': (0.5, 0.5)},
-    {'largest_class': draw(8, (0.5, 0.5)), 'unlabeled_loss': 0.4},
-  ),
   'two classes, unbalanced': (
     {'shares': (0.95, 0.05)},
     {'largest_class': draw(8, (0.95, 0.05)), 'unlabeled_loss': 0.4},
@@ -266,7 +260,6 @@ GOOD = {
     {},
     {'unlabeled_loss': lambda step: min(step / 200, 2.0)},
   ),
-  'fairness of a trained network': ({}, {'unlabeled_loss': -0.12}),
   'heavy fairness': ({'fairness_weight': 5.0}, {'unlabeled_loss': -11.5}),
   'no fairness': ({'fairness_weight': 0.0}, {'unlabeled_loss': -1e-6}),
   'more classes than images': (
@@ -274,7 +267,6 @@ GOOD = {
     {'unlabeled_loss': -1.25},
   ),
   'heavy weight': ({'weight': 10.0}, {'unlabeled_loss': 12.0}),
-  'labeled loss near chance': ({}, {'labeled_loss': 2.35}),
 }
 
 
@@ -353,14 +345,6 @@ def test_loss_that_falls_from_large_logits_is_left_alone(capfd):
   assert not watcher.warnings
   feed(watcher, 41, 60, labeled_loss=1.6)
   assert len(watcher.warnings) == 1
-
-
-def test_state_of_a_checkpoint_does_not_change():
-  watcher = make()
-  saved = watcher.state()
-  feed(watcher, 1, 60, largest_class=1.0)
-  assert saved['looks'] == 0
-  assert saved['warnings'] == {}
 
 
 def test_shares_are_of_labels_and_of_known_truth():

@@ -1,10 +1,8 @@
 """The files of a run: whole or not at all, and cut back to a checkpoint."""
 
-import errno
 import json
 import math
 import os
-import pathlib
 import socket
 
 import ml_collections
@@ -13,7 +11,6 @@ import pytest
 from flatmatch_jax.run import workdir
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed
-from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import UserError
 
 
@@ -32,56 +29,6 @@ def strict_rows(files):
 
   text = (files.path / 'metrics.jsonl').read_text()
   return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
-
-
-def test_write_replaces_whole_files(files):
-  files.write('result.json', {'error_last': 3.5})
-  files.write('result.json', {'error_last': 2.5})
-  assert files.read('result.json') == {'error_last': 2.5}
-  assert os.listdir(files.path) == ['result.json']
-
-
-def test_writing_makes_the_folders(tmp_path):
-  files = Workdir(str(tmp_path / 'runs' / 'first'))
-  files.write('config.json', {})
-  assert files.read('config.json') == {}
-
-
-def test_failed_write_leaves_the_old_file(files, monkeypatch):
-  """As if the disk were full, or the process killed, before the end."""
-  files.write('result.json', {'error_last': 3.5})
-
-  def fail(descriptor):
-    raise OSError(errno.ENOSPC, 'No space left on device')
-
-  monkeypatch.setattr(os, 'fsync', fail)
-  with pytest.raises(UserError, match=r'No space left .* same command goes on'):
-    files.write('result.json', {'error_last': 2.5})
-  assert files.read('result.json') == {'error_last': 3.5}
-
-
-def test_content_is_on_disk_before_the_name(files, monkeypatch):
-  happened = []
-  fsync, replace = os.fsync, pathlib.Path.replace
-
-  def noted_fsync(descriptor):
-    happened.append('fsync')
-    fsync(descriptor)
-
-  def noted_replace(self, target):
-    happened.append('replace')
-    return replace(self, target)
-
-  monkeypatch.setattr(os, 'fsync', noted_fsync)
-  monkeypatch.setattr(pathlib.Path, 'replace', noted_replace)
-  files.write('result.json', {})
-  assert happened == ['fsync', 'replace', 'fsync']  # The folder too.
-
-
-def test_metrics_of_a_new_run_are_empty(files):
-  assert files.metrics() == []
-  files.cut_metrics(0)
-  assert files.metrics() == []
 
 
 def test_cut_metrics_keeps_bytes_up_to_the_step(files):
@@ -220,12 +167,6 @@ def test_config_survives_the_file(files):
   assert list(read.mean) == [0.5, 0.25]
 
 
-def test_versions_name_what_computes():
-  found = workdir.versions()
-  assert {'python', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'} <= set(found)
-  assert all(isinstance(version, str) for version in found.values())
-
-
 def test_texts_with_brackets_stay_as_they_are(files):
   content = {'source': 'a [b  c] d', 'numbers': [[1, 2.5], []], 'none': [None]}
   files.write('x.json', content)
@@ -281,11 +222,6 @@ def test_metrics_that_cannot_be_written_are_a_line(files):
   (files.path / 'metrics.jsonl').mkdir()
   with pytest.raises(UserError, match=r'metrics\.jsonl: Is a directory'):
     files.append_metrics({'step': 1})
-
-
-def test_errors_of_the_program_stay_as_they_are(files):
-  with pytest.raises(IndexError), writing(files.path):
-    files.metrics()[0]
 
 
 def test_bucket_is_no_workdir():

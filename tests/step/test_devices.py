@@ -22,7 +22,7 @@ from trees import assert_close
 from benchmarks import hlo
 from flatmatch_jax import methods
 from flatmatch_jax.methods.base import Method
-from flatmatch_jax.models.heads import predict
+from flatmatch_jax.models.layers import predict
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.recipes import RECIPES
 from flatmatch_jax.system import sharding

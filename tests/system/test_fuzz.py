@@ -8,7 +8,6 @@ time: a failure is a fact, not luck.
 import importlib
 import io
 import json
-import pathlib
 import resource
 
 from fuzzing import JSON, damaged, fuzz
@@ -22,7 +21,7 @@ from flatmatch_jax.data import arrays, cache, images, splits
 from flatmatch_jax.run import checkpoint
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import array_files, files
+from flatmatch_jax.system import array_files
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
@@ -361,14 +360,3 @@ def test_cache_of_images(folder):
       )
     )(lambda about: check(array, about))
   )()
-
-
-def test_json_is_bounded(folder, monkeypatch):
-  path = pathlib.Path(folder / 'large.json')
-  monkeypatch.setattr(files, '_MAX_JSON', 100)
-  path.write_text('[' + '1,' * 50 + '1]')
-  with pytest.raises(ValueError, match='larger than 100 bytes'):
-    files.read_json(path)
-  path.write_text('[' * 99)
-  with pytest.raises(ValueError, match=r'nested too deeply|Expecting'):
-    files.read_json(path)

@@ -148,10 +148,10 @@ def test_run_goes_from_one_to_four_to_two_processes(
   stop = lambda w: signalled(w, 1, 'SIGINT', number=3)
   four = train(4, workdir, env, [143, 143, 143, 130], stop)
   at = int(re.search(r'step (\d+) is saved', four[0].output)[1])
-  assert 'Going on from step 4 ' in four[0].output
+  assert 'Resuming from step 4 ' in four[0].output
   assert 4 < at < STEPS
   first, _ = train(2, workdir, env)
-  assert f'Going on from step {at} ' in first.output
+  assert f'Resuming from step {at} ' in first.output
   assert_close(workdir, alone)
   states = [state_of(w, monkeypatch) for w in (workdir, alone)]
   jax.tree.map(
@@ -167,7 +167,7 @@ def test_killed_process_ends_the_other_and_nothing_is_lost(
   kill = lambda w: signalled(w, 8, 'SIGKILL', number=1)
   first, _ = train(2, workdir, env, [1, -9], kill)
   assert 'error: lost another process' in first.output
-  assert 'goes on from the last checkpoint' in first.output
+  assert 'resumes from the last checkpoint' in first.output
   assert 'Traceback' not in first.output
   *_, previous, latest = runs.saved_steps(workdir)
   arrays = (workdir / 'checkpoints' / str(latest)).glob('state/**/d/*')
@@ -175,7 +175,7 @@ def test_killed_process_ends_the_other_and_nothing_is_lost(
     path.write_bytes(path.read_bytes()[:-1])
   first, _ = train(2, workdir, env)
   assert f'The checkpoint of step {latest} is damaged (' in first.output
-  assert f'Going on from step {previous} ' in first.output
+  assert f'Resuming from step {previous} ' in first.output
   assert os.listdir(workdir / 'damaged') == [str(latest)]
   # Bit for bit: also the sums over processes have an order.
   for name in ('metrics.jsonl', 'fixed.json', 'split.json'):
@@ -282,15 +282,6 @@ def test_error_of_one_process_ends_all(env, tmp_path):
   assert 'the nearest sizes are 6 and 8' in first.output
   assert 'Traceback' not in first.output + second.output
   assert not (tmp_path / 'run').exists()
-
-
-def test_run_of_another_config_is_refused_by_all(env, two):
-  args = command(two[0], '--config.learning_rate=0.5')
-  first, second = processes.run(2, args, env)
-  assert (first.returncode, second.returncode) == (2, 2)
-  assert 'error: ' in first.output
-  assert 'holds a run with another config: learning_rate' in first.output
-  assert 'error: process 0 failed: ' in second.output
 
 
 def test_workdir_must_be_one_for_all(env, tmp_path):

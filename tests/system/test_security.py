@@ -12,7 +12,7 @@ from runs import ROOT
 from flatmatch_jax import predict
 from flatmatch_jax.run import plots
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import distributed, files, messages
+from flatmatch_jax.system import distributed, messages
 from flatmatch_jax.types import UserError
 
 SOURCES = sorted(
@@ -116,47 +116,6 @@ def test_the_coordinator_listens_where_it_is_told(
 # Whole files.
 
 
-def test_a_file_is_whole_or_the_old_one(tmp_path, monkeypatch):
-  path = tmp_path / 'a.txt'
-  with files.replacing(path) as file:
-    file.write(b'first')
-
-  def stop(error):
-    with files.replacing(path, mode='w') as file:
-      file.write('second')
-      raise error
-
-  for error in (OSError, KeyboardInterrupt):
-    with pytest.raises(error):
-      stop(error)
-    assert path.read_text() == 'first'
-    assert os.listdir(tmp_path) == ['a.txt']
-  order = []
-  monkeypatch.setattr(os, 'fsync', lambda _: order.append('on disk'))
-  replace = pathlib.Path.replace
-  monkeypatch.setattr(
-    pathlib.Path,
-    'replace',
-    lambda *args: (order.append('named'), replace(*args)),
-  )
-  with files.replacing(path) as file:
-    file.write(b'third')
-  assert order == ['on disk', 'named', 'on disk']  # The folder too.
-  assert path.read_text() == 'third'
-
-
-def test_a_link_in_the_way_is_not_followed(tmp_path):
-  other = tmp_path / 'other'
-  other.write_text('of somebody')
-  path = tmp_path / 'a.txt'
-  path.with_name(f'a.txt.{os.getpid()}.tmp').symlink_to(other)
-  with files.replacing(path) as file:
-    file.write(b'mine')
-  assert other.read_text() == 'of somebody'
-  assert path.read_text() == 'mine'
-  assert not path.is_symlink()
-
-
 def test_the_lock_does_not_follow_a_link(tmp_path):
   """It is emptied and written by whoever trains in the folder."""
   other = tmp_path / 'other'
@@ -237,9 +196,3 @@ def test_names_of_any_bytes_are_written_as_they_are(tmp_path, capsys):
   with predict._output(None) as write_row:
     write_row([name, 'cat', 3, '0.5000'])
   assert capsys.readouterr().out == '\\udcff\\x1b.png,cat,3,0.5000\r\n'
-
-
-@pytest.mark.parametrize('path', ['/', '/none/a', '/dev/null'])
-def test_targets_that_cannot_be_are_refused(path):
-  with pytest.raises(UserError, match='--out'):
-    files.check_target('--out', path)

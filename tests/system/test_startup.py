@@ -203,7 +203,6 @@ print(jax.device_count(), 'timeout' in os.environ.get('XLA_FLAGS', ''))
   [
     ('cifar10', None, '4 True'),
     ('cifar10', '2', '2 False'),
-    ('digits', None, '1 False'),
   ],
 )
 def test_cores_are_devices_unless_jax_is_told(dataset, given, found):
@@ -231,7 +230,8 @@ names = [m.name for m in pkgutil.walk_packages(
 assert 'flatmatch_jax.training.loop' in names, names
 for name in names:
   importlib.import_module(name)
-slow = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'clu', 'tensorboard'}
+slow = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'clu', 'tensorboard',
+        'matplotlib'}
 print(len(names), sorted(slow & set(sys.modules)))
 print(before == (absl.logging.get_verbosity(), sys.unraisablehook))
 """

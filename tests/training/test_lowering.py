@@ -49,7 +49,7 @@ def abstract_data():
   numbers = lambda size: array((size,), jnp.int32)
   rows = array((count, math.prod(shape)), jnp.uint8)
   images = resident.Images(rows, shape)
-  return resident.Resident(images, *map(numbers, (count, 8, count, 16, 16)))
+  return resident.Data(images, *map(numbers, (count, 8, count, 16, 16)))
 
 
 @pytest.mark.parametrize('views', pairs())

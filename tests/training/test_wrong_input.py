@@ -82,8 +82,7 @@ model=vit_tiny_2 recipe_args.groups=2 | groups=2; vit_tiny_2
 recipe_args.groups=4 microbatches=3 |\
   batch_size=32; by 96:; 4 of config.recipe_args.groups; microbatches=3; are 96
 cpu_devices=2 microbatches=2 | cpu_devices=2; microbatches=2; for ever; at 0
-cpu_devices=2 recipe_args.groups=2 |\
-  cpu_devices=2; 2 of config.recipe_args.groups
+cpu_devices=2 recipe_args.groups=2 | cpu_devices=2; recipe_args.groups=2
 batch_size=40 microbatches=4 |\
   batch_size=40; 8 devices; microbatches=4; 32 and 64
 digits:method=flatmatch_fix recipe_args.pretrain_steps=400 |\
@@ -142,7 +141,7 @@ folder:image_size=0 data_dir=/tmp | image_size=0; from 8 to 1024
 tfds:name=huggingface:mnist | 'huggingface:mnist'; run code of others
 tfds:name=../mnist | '../mnist'; name/config
 tfds | name=mnist
-folder | data_dir is empty; DIR
+folder | data_dir is empty; PATH
 folder data_dir=/none | /none; not a folder
 folder data_dir=HERE | HERE; not a folder
 folder data_dir=ROOT/configs | configs; labeled/
