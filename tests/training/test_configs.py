@@ -117,7 +117,8 @@ def test_fast_config_is_sound(method, labels):
   config = cifar10_fast.get_config(f'method={method},labels={labels}')
   config_lib.check_fields(config)
   many = labels in (4000, 'all')
-  assert config.batch_size == (32 if many else 16)
+  expected = (32, 16_000) if many else (16, 8_000)
+  assert (config.batch_size, config.steps) == expected
 
 
 @pytest.mark.parametrize(
