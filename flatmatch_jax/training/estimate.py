@@ -13,6 +13,7 @@ _MEASURED = 10  # Steps.
 _SHORT = 120  # Seconds; runs that take less print no second number.
 _LONG = 24 * 3600  # From here on a CPU is the wrong machine.
 _CALLS = 3  # Timed; a fixed number, as several processes call together.
+_QUICK = 5  # Seconds of a step that is tried out on a CPU.
 
 
 class Estimate:
@@ -23,19 +24,23 @@ class Estimate:
     self._first: tuple[int, float] | None = None  # A step, and when it ended.
     self._measured = self._warned = False
 
-  def compiled(self, step: int, program, mesh) -> None:
-    """Prints an estimate before `step`, the first that `program` takes."""
+  def compiled(self, step: int, engine, state) -> None:
+    """Prints an estimate before `step`, the first of a new program."""
     self._first, self._measured = None, False
-    left, flops = self._config.steps - step + 1, self._flops(program)
-    seconds = left * flops / throughput(mesh, self._config.dtype)
-    if not seconds > 0:  # Not known: NaN.
-      return
+    mesh, flops = engine.program.mesh, self._flops(engine.compiled)
+    per_step = flops / throughput(mesh, self._config.dtype)
     per = 'step and device' if mesh.size > 1 else 'step'
+    source = f'estimated from {flops / 1e9:.2f} GFLOP per {per}'
+    if jax.default_backend() == 'cpu' and per_step < _QUICK:
+      per_step, source = timed(engine, state), 'by a trial step'
+    left = self._config.steps - step + 1
+    if not per_step > 0:  # Not known: NaN.
+      return
     messages.say(
-      f'About {duration(seconds)} for {left:,} steps on this machine '
-      f'(estimated from {flops / 1e9:.2f} GFLOP per {per}).'
+      f'About {duration(left * per_step)} for {left:,} steps on this machine '
+      f'({source}).'
     )
-    self._warn(seconds)
+    self._warn(left * per_step)
 
   def step(self, step: int) -> None:
     """To be called when the devices have finished `step`."""
@@ -101,6 +106,17 @@ def duration(seconds: float) -> str:
 def flops_of(compiled) -> float:
   """Floating-point operations of a program per device; NaN if not known."""
   return (compiled.cost_analysis() or {}).get('flops', math.nan)
+
+
+def timed(engine, state) -> float:
+  """Seconds of a step with a copy of the state: the second of two."""
+  state = jax.tree.map(jnp.copy, state)
+  seconds = math.nan
+  for _ in range(2):  # The first one is slower.
+    began = time.perf_counter()
+    state, _ = jax.block_until_ready(engine.step(state))
+    seconds = time.perf_counter() - began
+  return seconds
 
 
 @functools.cache

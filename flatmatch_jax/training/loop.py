@@ -145,7 +145,7 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
 
         if engine.prepare(step, state):
           phases.done('compile')
-          timing.compiled(step, engine.compiled, engine.program.mesh)
+          timing.compiled(step, engine, state)
           phases.done('estimate')
           # Compiled now, not when they are first called.
           sharding.settle(engine.look(state, 0))

@@ -2,7 +2,10 @@
 
 import re
 import time
+import types
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import cifar10, folder, imagenet, npz
@@ -32,14 +35,19 @@ def test_durations_have_two_units_at_most(seconds, text):
   assert estimate.duration(seconds) == text
 
 
-class Program:
-  """A compiled step of so many FLOPs, if they are known."""
+class Engine:
+  """With a compiled step of so many FLOPs, if they are known."""
 
-  def __init__(self, flops=None):
+  def __init__(self, mesh, flops=None):
+    self.program = types.SimpleNamespace(mesh=mesh)
     self._found = {} if flops is None else {'flops': flops}
+    self.compiled = types.SimpleNamespace(cost_analysis=lambda: self._found)
+    self.clock = 0.0
 
-  def cost_analysis(self):
-    return self._found
+  def step(self, state):
+    """Takes 30 s at first, and then 0.5 s."""
+    self.clock += 30.0 if self.clock == 0 else 0.5
+    return state.at[0].add(1), {}
 
 
 @pytest.fixture
@@ -57,16 +65,24 @@ def mesh():
 
 
 def test_estimate_is_flops_by_throughput(config, mesh, capfd):
-  estimate.Estimate(config).compiled(401, Program(20e9), mesh)
+  estimate.Estimate(config).compiled(401, Engine(mesh, 20e9), None)
   (line,) = capfd.readouterr().err.splitlines()
   assert 'About 3 h 20 min for 600 steps on this machine' in line
   assert '20.00 GFLOP per step and device' in line
 
 
+def test_quick_steps_are_tried_out(config, mesh, monkeypatch, capfd):
+  engine, state = Engine(mesh, 1e9), jnp.zeros(1)  # A second by its FLOPs.
+  monkeypatch.setattr(time, 'perf_counter', lambda: engine.clock)
+  estimate.Estimate(config).compiled(401, engine, state)
+  assert 'About 5 min for 600 steps' in capfd.readouterr().err
+  np.testing.assert_array_equal(state, 0)
+
+
 def test_nothing_is_printed_without_flops(config, mesh, capfd):
-  estimate.Estimate(config).compiled(1, Program(), mesh)
+  estimate.Estimate(config).compiled(1, Engine(mesh), None)
   config.microbatches = 2  # XLA counts a loop's body once.
-  estimate.Estimate(config).compiled(1, Program(20e9), mesh)
+  estimate.Estimate(config).compiled(1, Engine(mesh, 20e9), None)
   assert capfd.readouterr().err == ''
 
 
@@ -94,10 +110,10 @@ def test_short_runs_stay_quiet(config, monkeypatch, capfd):
 
 def test_more_than_a_day_on_a_cpu_is_warned_of_once(config, mesh, capfd):
   timing = estimate.Estimate(config)
-  timing.compiled(1, Program(86.3e9), mesh)
+  timing.compiled(1, Engine(mesh, 86.3e9), None)
   assert 'Warning' not in capfd.readouterr().err
-  timing.compiled(1, Program(86.5e9), mesh)
-  timing.compiled(1, Program(86.5e9), mesh)
+  timing.compiled(1, Engine(mesh, 86.5e9), None)
+  timing.compiled(1, Engine(mesh, 86.5e9), None)
   printed = capfd.readouterr().err
   assert printed.count('Warning: the run takes more than a day') == 1
   assert 'configs/cifar10_fast.py' in printed
@@ -110,7 +126,7 @@ def test_measured_days_are_warned_of_too(config, monkeypatch, capfd):
 
 def test_accelerators_are_not_warned_of(config, mesh, monkeypatch, capfd):
   monkeypatch.setattr(estimate.jax, 'default_backend', lambda: 'gpu')
-  estimate.Estimate(config).compiled(1, Program(900e9), mesh)
+  estimate.Estimate(config).compiled(1, Engine(mesh, 900e9), None)
   assert 'Warning' not in capfd.readouterr().err
 
 
@@ -138,7 +154,7 @@ def test_log_has_the_estimate_before_the_first_step(tmp_path_factory):
 
   _, log = finished_run(tmp_path_factory)
   (found,) = re.finditer(
-    rf'About \d+ s for {STEPS} steps .* GFLOP per step\)', log
+    rf'About \d+ s for {STEPS} steps .* \(by a trial step\)', log
   )
   assert found.start() < log.index('The first step was done')
   assert 'measured over' not in log
