@@ -36,9 +36,9 @@ def simmatch(
 ) -> Method:
   """SimMatch with a temporal ensemble of embeddings, as for CIFAR.
 
-  The bank takes this batch's labeled images before it is used, and images that
-  it has not seen do not count; so it serves from the first step on. An image
-  that a batch has twice enters as the mean of both.
+  The bank that a batch is compared with is that before it. Images that have
+  not been seen do not count; in the first step that is all of them, and there
+  are no similarities. An image that a batch has twice enters as its mean.
 
   Args:
     threshold: on the smoothed prediction's confidence.
@@ -67,7 +67,7 @@ def simmatch(
   def embed(prediction):
     return losses.unit(prediction.heads['embedding'])
 
-  def update(state, teacher, targets, step):
+  def remember(state, teacher, targets, mean):
     means, label = losses.by_place(
       targets['place'],
       embed(teacher['labeled']),
@@ -75,29 +75,30 @@ def simmatch(
       len(state.bank),
     )
     mixed = bank_decay * state.bank + (1 - bank_decay) * means
-    mean = jax.nn.softmax(teacher['weak'].logits).mean(0)
-    average = decay * state.probs + (1 - decay) * mean
     return SimMatchState(
       bank=jnp.where(label[:, None] >= 0, losses.unit(mixed), state.bank),
       label=jnp.where(label >= 0, label, state.label),
-      probs=jnp.where(step == 0, mean, average),
+      probs=mean,
     )
 
   def loss(student, teacher, targets, state, step):
-    state = update(state, teacher, targets, step)
+    is_known = state.label >= 0  # [L]
     classes = jax.nn.one_hot(state.label, len(state.probs))  # [L, K]
 
     def similarities(prediction):
       logits = embed(prediction) @ state.bank.T / temperature  # [U, L]
-      return jnp.where(state.label >= 0, logits, -1e9)
+      return jnp.where(is_known, logits, -1e9)
 
     probs = jax.nn.softmax(teacher['weak'].logits)  # [U, K]
-    probs = losses.align(probs, state.probs)
+    average = decay * state.probs + (1 - decay) * probs.mean(0)
+    mean = jnp.where(step == 0, probs.mean(0), average)
+    probs = losses.align(probs, mean)
     alike = jax.nn.softmax(similarities(teacher['weak']))
     # Similarities adjusted by classes, and classes by similarities.
     unfolded = alike * (probs @ classes.T)
     unfolded /= unfolded.sum(-1, keepdims=True) + 1e-12
-    target = smoothing * probs + (1 - smoothing) * (alike @ classes)
+    smoothed = smoothing * probs + (1 - smoothing) * (alike @ classes)
+    target = jnp.where(is_known.any(), smoothed, probs)
     mask = (target.max(-1) >= threshold).astype(jnp.float32)  # [U]
 
     labeled = losses.cross_entropy(student['labeled'].logits, targets['label'])
@@ -106,6 +107,7 @@ def simmatch(
     ) + similarity_weight * losses.cross_entropy(
       similarities(student['strong']), unfolded
     )
+    state = remember(state, teacher, targets, mean)
     metrics = {'pseudo_labels': PseudoLabels(target.argmax(-1), mask)}
     return Losses(labeled, unlabeled), state, metrics
 
