@@ -29,7 +29,7 @@ def simmatch(
   threshold: Share = 0.95,
   temperature: Positive = 0.1,
   smoothing: Share = 0.9,
-  bank_decay: Share = 0.7,
+  bank_share: Share = 0.7,
   decay: Decay = 0.996,
   weight: NonNegative = 1.0,
   similarity_weight: NonNegative = 1.0,
@@ -44,7 +44,7 @@ def simmatch(
     threshold: on the smoothed prediction's confidence.
     temperature: of similarities.
     smoothing: α, the share of the classifier in the target.
-    bank_decay: share of an embedding that is kept when its image comes again.
+    bank_share: share of an embedding that is kept when its image comes again.
     decay: of the mean prediction, by which predictions are aligned. The
       authors' code averages the last 256 batches.
     weight: of the loss of classes.
@@ -74,7 +74,7 @@ def simmatch(
       targets['label'],
       len(state.bank),
     )
-    mixed = bank_decay * state.bank + (1 - bank_decay) * means
+    mixed = bank_share * state.bank + (1 - bank_share) * means
     return SimMatchState(
       bank=jnp.where(label[:, None] >= 0, losses.unit(mixed), state.bank),
       label=jnp.where(label >= 0, label, state.label),
