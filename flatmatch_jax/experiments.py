@@ -48,7 +48,7 @@ def trace(config) -> None:
   """Traces the steps that the config trains by, from the initial state."""
   size, shape = cost.IMAGES[config.dataset]
   classes = data.SOURCES[config.dataset].num_classes or 0
-  info = DatasetInfo(classes, size, size)
+  info = DatasetInfo(classes, size, size, (1,) * classes)
   remembering = lambda network, *args: forward.make_forward(
     _Remembered(network), *args
   )
@@ -124,11 +124,12 @@ def _what_is_traced(config):
 def commands(table: str, seeds: list[int]) -> str:
   """The commands of a table for a shell, with what the paper got in between."""
   lines = [f'# {TITLES[table]}']
+  source = 'USB' if table == 'usb' else 'the paper'
   for cell in cells.runs(table):
     config = cell.config()
     lines.append(
       f'\n# {cells.name(cell.method)}, {cell.dataset}, labels={cell.labels}: '
-      f'error {cell.error}% in the paper; {config.steps:,} steps, '
+      f'error {cell.error}% in {source}; {config.steps:,} steps, '
       f'{_exa(cost.flops(config))} exaFLOPs each'
     )
     lines += [cell.command(seed) for seed in seeds]

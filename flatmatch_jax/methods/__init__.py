@@ -3,9 +3,13 @@
 from collections.abc import Callable
 import inspect
 
+from flatmatch_jax.methods.abc import abc
 from flatmatch_jax.methods.adamatch import adamatch
 from flatmatch_jax.methods.base import Method
+from flatmatch_jax.methods.comatch import comatch
+from flatmatch_jax.methods.crmatch import crmatch
 from flatmatch_jax.methods.dash import dash
+from flatmatch_jax.methods.daso import daso
 from flatmatch_jax.methods.debiaspl import debiaspl
 from flatmatch_jax.methods.defixmatch import defixmatch
 from flatmatch_jax.methods.fixmatch import fixmatch
@@ -18,7 +22,9 @@ from flatmatch_jax.methods.pi_model import pi_model
 from flatmatch_jax.methods.pseudo_label import pseudo_label
 from flatmatch_jax.methods.refixmatch import refixmatch
 from flatmatch_jax.methods.remixmatch import remixmatch
+from flatmatch_jax.methods.saw import saw
 from flatmatch_jax.methods.sequencematch import sequencematch
+from flatmatch_jax.methods.simmatch import simmatch
 from flatmatch_jax.methods.softmatch import softmatch
 from flatmatch_jax.methods.supervised import supervised
 from flatmatch_jax.methods.uda import uda
@@ -45,6 +51,12 @@ METHODS: dict[str, Callable[..., Method]] = {
   'debiaspl': debiaspl,
   'refixmatch': refixmatch,
   'sequencematch': sequencematch,
+  'comatch': comatch,
+  'simmatch': simmatch,
+  'crmatch': crmatch,
+  'abc': abc,
+  'saw': saw,
+  'daso': daso,
 }
 
 

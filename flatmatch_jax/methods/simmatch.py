@@ -29,22 +29,22 @@ def simmatch(
   threshold: Share = 0.95,
   temperature: Positive = 0.1,
   smoothing: Share = 0.9,
-  bank_decay: Share = 0.7,
+  bank_share: Share = 0.7,
   decay: Decay = 0.996,
   weight: NonNegative = 1.0,
   similarity_weight: NonNegative = 1.0,
 ) -> Method:
   """SimMatch with a temporal ensemble of embeddings, as for CIFAR.
 
-  The bank takes this batch's labeled images before it is used, and images that
-  it has not seen do not count; so it serves from the first step on. An image
-  that a batch has twice enters as the mean of both.
+  The bank that a batch is compared with is that before it. Images that have
+  not been seen do not count; in the first step that is all of them, and there
+  are no similarities. An image that a batch has twice enters as its mean.
 
   Args:
     threshold: on the smoothed prediction's confidence.
     temperature: of similarities.
     smoothing: α, the share of the classifier in the target.
-    bank_decay: share of an embedding that is kept when its image comes again.
+    bank_share: share of an embedding that is kept when its image comes again.
     decay: of the mean prediction, by which predictions are aligned. The
       authors' code averages the last 256 batches.
     weight: of the loss of classes.
@@ -67,37 +67,38 @@ def simmatch(
   def embed(prediction):
     return losses.unit(prediction.heads['embedding'])
 
-  def update(state, teacher, targets, step):
+  def remember(state, teacher, targets, mean):
     means, label = losses.by_place(
       targets['place'],
       embed(teacher['labeled']),
       targets['label'],
       len(state.bank),
     )
-    mixed = bank_decay * state.bank + (1 - bank_decay) * means
-    mean = jax.nn.softmax(teacher['weak'].logits).mean(0)
-    average = decay * state.probs + (1 - decay) * mean
+    mixed = bank_share * state.bank + (1 - bank_share) * means
     return SimMatchState(
       bank=jnp.where(label[:, None] >= 0, losses.unit(mixed), state.bank),
       label=jnp.where(label >= 0, label, state.label),
-      probs=jnp.where(step == 0, mean, average),
+      probs=mean,
     )
 
   def loss(student, teacher, targets, state, step):
-    state = update(state, teacher, targets, step)
+    is_known = state.label >= 0  # [L]
     classes = jax.nn.one_hot(state.label, len(state.probs))  # [L, K]
 
     def similarities(prediction):
       logits = embed(prediction) @ state.bank.T / temperature  # [U, L]
-      return jnp.where(state.label >= 0, logits, -1e9)
+      return jnp.where(is_known, logits, -1e9)
 
     probs = jax.nn.softmax(teacher['weak'].logits)  # [U, K]
-    probs = losses.align(probs, state.probs)
+    average = decay * state.probs + (1 - decay) * probs.mean(0)
+    mean = jnp.where(step == 0, probs.mean(0), average)
+    probs = losses.align(probs, mean)
     alike = jax.nn.softmax(similarities(teacher['weak']))
     # Similarities adjusted by classes, and classes by similarities.
     unfolded = alike * (probs @ classes.T)
     unfolded /= unfolded.sum(-1, keepdims=True) + 1e-12
-    target = smoothing * probs + (1 - smoothing) * (alike @ classes)
+    smoothed = smoothing * probs + (1 - smoothing) * (alike @ classes)
+    target = jnp.where(is_known.any(), smoothed, probs)
     mask = (target.max(-1) >= threshold).astype(jnp.float32)  # [U]
 
     labeled = losses.cross_entropy(student['labeled'].logits, targets['label'])
@@ -106,6 +107,7 @@ def simmatch(
     ) + similarity_weight * losses.cross_entropy(
       similarities(student['strong']), unfolded
     )
+    state = remember(state, teacher, targets, mean)
     metrics = {'pseudo_labels': PseudoLabels(target.argmax(-1), mask)}
     return Losses(labeled, unlabeled), state, metrics
 

@@ -37,6 +37,7 @@ class Rows(NamedTuple):
   forward: int = 1
   labeled_forward: int = 0
   labeled_trained: int = 1
+  extra_trained: int = 0  # Unlabeled, but as many as are labeled.
 
 
 ROWS = {
@@ -46,8 +47,12 @@ ROWS = {
   'mixmatch': Rows(2, 2),
   'remixmatch': Rows(5, 1),
   'mpl': Rows(2, 1, 2),  # Two networks.
+  'adamatch': Rows(2, 0, labeled_trained=2),  # BatchNorm couples the views.
   'defixmatch': Rows(labeled_trained=2),
   'sequencematch': Rows(2),
+  'comatch': Rows(2),
+  'crmatch': Rows(extra_trained=4),  # In four rotations.
+  'daso': Rows(labeled_forward=1),  # Of the averaged weights.
 }
 
 
@@ -74,7 +79,8 @@ def images_per_step(config, method, name):
     passes.append(recipe.source)  # Equal rows share one backward pass.
   trained = sum(
     weights.labeled * rows.labeled_trained * batch
-    + weights.unlabeled * rows.trained * unlabeled
+    + weights.unlabeled
+    * (rows.trained * unlabeled + rows.extra_trained * batch)
     for weights in passes
   )
   only_forward = rows.forward * unlabeled + rows.labeled_forward * batch

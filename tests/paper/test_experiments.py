@@ -41,6 +41,7 @@ def cell(dataset, method, labels):
     ('ablation', 6, 3, 0),
     ('imagenet30', 6, 2, 0),
     ('imagenet', 5, 2, 0),
+    ('usb', 4, 6, 0),
   ],
 )
 def test_tables_have_the_papers_cells(table, rows, columns, empty):
@@ -66,7 +67,7 @@ def test_a_workdir_belongs_to_one_command():
   commands = {x.command(seed) for x in every for seed in (0, 1)}
   workdirs = {command.split('--workdir ')[1] for command in commands}
   # Six rows of the combination and two of the ablation stand in Table 1 too.
-  distinct = 193 + (10 - 6) * 3 + (6 - 2) * 3 + 12 + 10
+  distinct = 193 + (10 - 6) * 3 + (6 - 2) * 3 + 12 + 10 + 24
   assert len(commands) == len(workdirs) == 2 * distinct
 
 
@@ -131,6 +132,10 @@ PASSES = {
   'sharp_unlabeled': (1408, 960),
   'sharp_all': (1472, 1024),
   'dash+flatmatch': (960, 512),
+  'adamatch': (1024, 1024),
+  'comatch': (1408, 960),
+  'crmatch': (1216, 768),
+  'daso+flatmatch': (1024, 512),
 }
 
 
