@@ -28,12 +28,11 @@ from PIL import Image
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 VIEWS = ('weak', 'strong')
-ROWS = 16
 # Rows of a labeled and an unlabeled batch, and operations of RandAugment.
 STREAMS = {
-  'weak crops': (ROWS, 0, 0),
-  'weak and strong crops': (0, ROWS, 0),
-  'weak and strong views': (0, ROWS, 3),
+  'weak crops': (16, 0, 0),
+  'weak and strong crops': (0, 16, 0),
+  'weak and strong views': (0, 16, 3),
 }
 
 
@@ -110,8 +109,9 @@ def decode_speed(folder, stream, seconds):
   for _ in range(2):
     next(batches)
   began, used = time.perf_counter(), time.process_time()
-  for images in itertools.count(ROWS, ROWS):
-    next(batches)
+  images = 0
+  for batch in batches:
+    images += len(batch.labeled['index']) + len(batch.unlabeled['index'])
     elapsed = time.perf_counter() - began
     if elapsed > seconds:
       return images / elapsed, images / (time.process_time() - used)

@@ -83,7 +83,7 @@ def decode(data: bytes) -> np.ndarray:
       return simplejpeg.decode_jpeg(data)
     except ValueError:
       pass
-  with Image.open(io.BytesIO(data)) as image:
+  with Image.open(io.BytesIO(data), formats=images.FORMATS) as image:
     return np.asarray(images.convert(image, 'RGB'))
 
 

@@ -215,7 +215,8 @@ def test_numbers_of_philox_stay_what_they_are(data):
     0.391555,
     0.452553,
   ]
-  assert on_host.draw(raw[1]) == ([0], [0], (0, 0), 0)
+  drawn = [1, 11, 9], [0, -126, 113], (777, 131), 461
+  assert on_host.draw(raw[1]) == drawn
 
 
 def test_boxes_lie_within_the_image_and_keep_their_rules():
@@ -529,7 +530,7 @@ def test_prefetch_ends_its_thread_when_left():
 
 
 def test_process_ends_while_a_stream_is_open(folder):
-  """An interrupted run must not hang in threads of tf.data."""
+  """An interrupted run must not hang in threads that decode."""
   code = f"""
 import sys
 import jax, numpy as np
@@ -548,7 +549,7 @@ print(next(batches).labeled['weak'].shape)
 raise SystemExit(3)
 """
   result = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, timeout=60
+    [sys.executable, '-c', code], capture_output=True, text=True, timeout=120
   )
   imported, shape = result.stdout.splitlines()
   assert imported == 'set()'  # Until a dataset is opened.
