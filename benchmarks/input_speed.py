@@ -1,13 +1,14 @@
-"""Images a second that the host decodes, and how long steps wait for them.
+"""Images a second that the host makes, and how long steps wait for them.
 
   python benchmarks/input_speed.py --seconds 5 --out input.json
 
 The JPEGs are made here and resemble ImageNet's: 500 x 375 pixels and about
 100 kB. They are prepared by TFDS and read as in training. "A core" divides by
 the processor's time, so that other programs on the machine do not count; "a
-second" is by the clock, with all cores and with one. The waiting is that of a
-small network on this machine's devices: on an accelerator give it the work of
-a real step with --width.
+second" is by the clock, with one core and with all. Settings are measured in
+turns, and medians printed. The waiting is that of a small network on this
+machine's devices: on an accelerator give it the work of a real step with
+--width.
 """
 
 import argparse
@@ -26,7 +27,13 @@ from PIL import Image
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-STREAMS = {'labeled': ('weak',), 'unlabeled': ('weak', 'strong')}
+VIEWS = ('weak', 'strong')
+# Rows of a labeled and an unlabeled batch, and operations of RandAugment.
+STREAMS = {
+  'weak crops': (16, 0, 0),
+  'weak and strong crops': (0, 16, 0),
+  'weak and strong views': (0, 16, 3),
+}
 
 
 def photograph(generator):
@@ -78,7 +85,7 @@ def prepare(folder, number):
 
 
 def open_data(folder):
-  from flatmatch_jax.data import frames, records, sources, streaming
+  from flatmatch_jax.data import frames, records, sources, splits, streaming
 
   tfds = sources.import_tfds()
   builder = tfds.builder_from_directory(f'{folder}/photographs/1.0.0')
@@ -87,22 +94,24 @@ def open_data(folder):
   dataset = sources.Dataset(
     'photographs', images, train.labels, images, train.labels, tuple('x' * 10)
   )
-  return streaming.place(dataset, np.arange(len(train)), True)
+  every = np.arange(len(train))
+  return streaming.place(dataset, splits.Split(every, every, every[:0]))
 
 
 def decode_speed(folder, stream, seconds):
   """Images of one stream a second of the clock, and of the processor."""
   from flatmatch_jax.data import streaming
 
-  data = open_data(folder)
-  number = {'labeled': 0, 'unlabeled': 1}[stream]
-  part = streaming._parts(data, 16, 16, STREAMS['unlabeled'])[number]
-  rows = iter(streaming._stream(data.images, part, 0, 0, 10**6, (0, 1)))
-  for _ in range(4):
-    next(rows)
+  *sizes, operations = STREAMS[stream]
+  batches = streaming.batches(
+    open_data(folder), 0, 0, 10**6, *sizes, VIEWS, operations=operations
+  )
+  for _ in range(2):
+    next(batches)
   began, used = time.perf_counter(), time.process_time()
-  for images in itertools.count(16, 16):
-    next(rows)
+  images = 0
+  for batch in batches:
+    images += len(batch.labeled['index']) + len(batch.unlabeled['index'])
     elapsed = time.perf_counter() - began
     if elapsed > seconds:
       return images / elapsed, images / (time.process_time() - used)
@@ -132,11 +141,10 @@ def waiting(folder, seconds, width, batch_size, ratio):
   from flatmatch_jax.system import sharding
 
   over = sharding.over_batch(sharding.make_mesh())
-  views = STREAMS['unlabeled']
-  sample = streaming.make_sampler(views, True, (0.5,) * 3, (0.25,) * 3, over)
+  sample = streaming.make_sampler(VIEWS, True, (0.5,) * 3, (0.25,) * 3, over)
 
   def loss(kernel, batch):
-    images = [batch.labeled['weak'], *(batch.unlabeled[v] for v in views)]
+    images = [batch.labeled['weak'], *(batch.unlabeled[v] for v in VIEWS)]
     x = jax.lax.conv(
       jnp.moveaxis(jnp.concatenate(images), -1, 1), kernel, (4, 4), 'SAME'
     )
@@ -149,7 +157,7 @@ def waiting(folder, seconds, width, batch_size, ratio):
 
   kernel = jnp.ones((width, 3, 7, 7)) / 147
   source = streaming.batches(
-    open_data(folder), 0, 0, 10**6, batch_size, ratio * batch_size, views
+    open_data(folder), 0, 0, 10**6, batch_size, ratio * batch_size, VIEWS
   )
   with Prefetch(source, over) as batches:
     for number in range(2):  # Compiles, and fills the queue.
@@ -166,6 +174,7 @@ def waiting(folder, seconds, width, batch_size, ratio):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('--seconds', type=float, default=5, help='a measurement')
+  parser.add_argument('--rounds', type=int, default=3, help='of measurements')
   parser.add_argument('--images', type=int, default=128)
   parser.add_argument('--batch_size', type=int, default=8)
   parser.add_argument('--ratio', type=int, default=7, help='of unlabeled')
@@ -182,24 +191,30 @@ def main():
   cores = os.sched_getaffinity(0)
   with tempfile.TemporaryDirectory() as folder:
     size = prepare(folder, args.images)
-    rows: list[dict] = []
     print(f'{size / 1000:.0f} kB an image, {len(cores)} cores')
-    for stream, views in STREAMS.items():
-      for used in ({min(cores)}, cores):
-        speed, per_core = on_cores(used, folder, stream, args.seconds)
-        rows.append(
-          {
-            'stream': stream,
-            'cores': len(used),
-            'images_per_second': speed,
-            'images_per_core_second': per_core,
-          }
-        )
-        print(
-          f'{stream:>9} ({" + ".join(views)}) with {len(used)} cores: '
-          f'{speed:.0f} images/s, {per_core:.0f} a core',
-          flush=True,
-        )
+    settings = [(s, u) for s in STREAMS for u in ([min(cores)], sorted(cores))]
+    speeds = np.median(
+      [
+        [on_cores(used, folder, s, args.seconds) for s, used in settings]
+        for _ in range(args.rounds)
+      ],
+      axis=0,
+    )
+    rows = []
+    for (stream, used), (speed, a_core) in zip(settings, speeds, strict=True):
+      rows.append(
+        {
+          'stream': stream,
+          'cores': len(used),
+          'images_per_second': speed,
+          'images_per_core_second': a_core,
+        }
+      )
+      print(
+        f'{stream} with {len(used)} cores: {speed:.0f} images/s, '
+        f'{a_core:.0f} a core',
+        flush=True,
+      )
     step, share = waiting(
       folder, args.seconds, args.width, args.batch_size, args.ratio
     )

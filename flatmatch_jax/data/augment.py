@@ -118,14 +118,23 @@ def make_view(pad, flip, mean, std, sharding=None, operations=3):
   groups = 1 if sharding is None else sharding.num_devices
 
   def view(name, key, images):
-    if name.startswith(('strong', 'medium')):
-      number = operations if name.startswith('strong') else 1
+    if number := operations_of(name, operations):
       images = strong(key, images, pad, flip, groups, number)
     else:
       images = weak(key, images, pad, flip)
     return normalize(images, mean, std)
 
   return view
+
+
+def operations_of(name: str, operations: int) -> int:
+  """How many operations of RandAugment a view has; a weak one has none.
+
+  `operations` is the number of a strong view's.
+  """
+  if name.startswith('strong'):
+    return operations
+  return 1 if name.startswith('medium') else 0
 
 
 def of_labeled(view, names, key, images):

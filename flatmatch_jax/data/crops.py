@@ -1,11 +1,17 @@
-"""Crops of encoded images, in TensorFlow on the host.
+"""Encoded images as pixels, and boxes of them at the network's size.
 
-A view is a box of the image, scaled to the size of the network's input. Boxes
-are [y, x, h, w] in pixels; those that are random are functions of uniform
-numbers [TRIES, DRAWS] and of the size of the image.
+Boxes are [y, x, h, w] in pixels; those that are random are functions of uniform
+numbers [TRIES, DRAWS] and of the size of the image. JPEGs are decoded by
+libjpeg-turbo and scaled by OpenCV, which release Python's lock.
 """
 
+import io
+import math
+
 import numpy as np
+from PIL import Image
+
+from flatmatch_jax.data import images
 
 # Weak and test images: a square of 7/8 of the shorter side (224 of 256).
 SHARE = 7 / 8
@@ -15,96 +21,81 @@ _RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 DRAWS = 4  # Of each try: area, ratio, row, column.
 
+Box = tuple[int, int, int, int]
 
-def random_box(view: str, uniform, height, width):
+
+def random_box(view: str, uniform, height: int, width: int) -> Box:
   """The box of a view, which is named after its augmentation."""
   make = strong_box if view.startswith('strong') else weak_box
   return make(uniform, height, width)
 
 
-def weak_box(uniform, height, width):
-  """A random square of `SHARE` of the shorter side: [y, x, h, w]."""
+def weak_box(uniform, height: int, width: int) -> Box:
+  """A random square of `SHARE` of the shorter side."""
   side = _square(height, width)
   return _at_random(uniform[0], height, width, side, side)
 
 
-def centre_box(height, width):
+def centre_box(height: int, width: int) -> Box:
   side = _square(height, width)
-  return [(height - side) // 2, (width - side) // 2, side, side]
+  return _at_centre(height, width, side, side)
 
 
 def _square(height, width):
-  import tensorflow as tf
-
-  shorter = tf.cast(tf.minimum(height, width), tf.float64)
-  return tf.maximum(1, tf.cast(tf.round(shorter * SHARE), tf.int32))
+  return max(1, round(min(height, width) * SHARE))
 
 
-def strong_box(uniform, height, width):
+def strong_box(uniform, height: int, width: int) -> Box:
   """A random area and ratio; after ten misfits the centre, as torchvision."""
-  import tensorflow as tf
-
-  area = tf.cast(height * width, tf.float64)
-  area *= _AREA[0] + uniform[:, 0] * (_AREA[1] - _AREA[0])
-  low, high = np.log(_RATIO)
-  ratio = tf.exp(low + uniform[:, 1] * (high - low))
-  integer = lambda x: tf.cast(tf.round(x), tf.int32)
-  heights = integer(tf.sqrt(area / ratio))
-  widths = integer(tf.sqrt(area * ratio))
-  fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
-  first = tf.argmax(tf.cast(fits, tf.int32))
-
-  def centre():
-    low, high = (tf.constant(x, tf.float64) for x in _RATIO)
-    h, w = tf.cast(height, tf.float64), tf.cast(width, tf.float64)
-    h, w = integer(tf.minimum(h, w / low)), integer(tf.minimum(w, h * high))
-    return tf.stack([(height - h) // 2, (width - w) // 2, h, w])
-
-  def drawn():
-    return tf.stack(
-      _at_random(uniform[first], height, width, heights[first], widths[first])
-    )
-
-  return tf.unstack(tf.cond(tf.reduce_any(fits), drawn, centre))
+  low, high = map(math.log, _RATIO)
+  for numbers in uniform.tolist():
+    area = height * width * (_AREA[0] + numbers[0] * (_AREA[1] - _AREA[0]))
+    ratio = math.exp(low + numbers[1] * (high - low))
+    h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+    if 0 < h <= height and 0 < w <= width:
+      return _at_random(numbers, height, width, h, w)
+  h = round(min(height, width / _RATIO[0]))
+  w = round(min(width, height * _RATIO[1]))
+  return _at_centre(height, width, h, w)
 
 
-def _at_random(uniform, height, width, h, w):
-  """Places a box of h x w by the third and fourth of the numbers [draws]."""
-  import tensorflow as tf
-
-  def place(u, room):
-    at = tf.cast(tf.floor(u * tf.cast(room + 1, tf.float64)), tf.int32)
-    return tf.minimum(at, room)
-
-  return [place(uniform[2], height - h), place(uniform[3], width - w), h, w]
+def _at_random(numbers, height, width, h, w):
+  """Places a box of h x w by the third and fourth of the numbers."""
+  place = lambda number, room: min(int(number * (room + 1)), room)
+  return place(numbers[2], height - h), place(numbers[3], width - w), h, w
 
 
-def decode(data, make_boxes, size: int):
-  """Cuts boxes out of an encoded image: uint8 [size, size, 3] each.
+def _at_centre(height, width, h, w):
+  return (height - h) // 2, (width - w) // 2, h, w
 
-  Of a JPEG only the rectangle around all boxes is decoded. TensorFlow turns
-  grey and CMYK into RGB, and reads PNG, GIF and BMP too.
+
+def decode(data: bytes) -> np.ndarray:
+  """An encoded image as uint8 [H, W, 3], not turned as its EXIF may say.
+
+  What is no flawless JPEG in grey or colour, Pillow reads: CMYK, other formats
+  whatever the name says, and files with stray bytes. What it cannot read
+  raises an error of any type.
   """
-  import tensorflow as tf
+  import simplejpeg
 
-  def jpeg():
-    shape = tf.io.extract_jpeg_shape(data)
-    boxes = tf.convert_to_tensor(make_boxes(shape[0], shape[1]))  # [V, 4]
-    start = tf.reduce_min(boxes[:, :2], 0)
-    stop = tf.reduce_max(boxes[:, :2] + boxes[:, 2:], 0)
-    window = tf.concat([start, stop - start], 0)
-    image = tf.io.decode_and_crop_jpeg(data, window, channels=3)
-    return image, boxes - tf.concat([start, tf.zeros_like(start)], 0)
+  if simplejpeg.is_jpeg(data):
+    try:
+      return simplejpeg.decode_jpeg(data)
+    except ValueError:
+      pass
+  with Image.open(io.BytesIO(data), formats=images.FORMATS) as image:
+    return np.asarray(images.convert(image, 'RGB'))
 
-  def other():
-    image = tf.io.decode_image(data, channels=3, expand_animations=False)
-    shape = tf.shape(image)
-    return image, tf.convert_to_tensor(make_boxes(shape[0], shape[1]))
 
-  def cut(image, box):
-    part = tf.slice(image, [box[0], box[1], 0], [box[2], box[3], 3])
-    scaled = tf.image.resize(part, (size, size), antialias=True)
-    return tf.saturate_cast(tf.round(scaled), tf.uint8)
+def cut(image: np.ndarray, box: Box, size: int) -> np.ndarray:
+  """A box scaled to [size, size, 3]: means of areas along sides that shrink."""
+  import cv2
 
-  image, boxes = tf.cond(tf.io.is_jpeg(data), jpeg, other)
-  return [cut(image, box) for box in tf.unstack(boxes)]
+  y, x, h, w = box
+  part = image[y : y + h, x : x + w]
+  smaller = min(w, size), min(h, size)
+  if smaller != (w, h):
+    part = cv2.resize(part, smaller, interpolation=cv2.INTER_AREA)
+  if smaller != (size, size):
+    part = cv2.resize(part, (size, size), interpolation=cv2.INTER_LINEAR_EXACT)
+  return part

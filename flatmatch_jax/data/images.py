@@ -28,7 +28,7 @@ EXTENSIONS = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff')
 RULE = 1  # Raised when the same file would give other pixels.
 
 # By content, whatever the name says; never one that starts another program.
-_FORMATS = ('PNG', 'JPEG', 'WEBP', 'BMP', 'GIF', 'TIFF')
+FORMATS = ('PNG', 'JPEG', 'WEBP', 'BMP', 'GIF', 'TIFF')
 _IGNORED = ('thumbs.db', 'desktop.ini', '__macosx')  # And all that hide.
 _THREADS = min(os.cpu_count() or 1, 32)
 _BLOCK = 1024
@@ -99,7 +99,7 @@ def opened(path: pathlib.Path, side: int) -> Iterator[Image.Image]:
   """An image file, upright; if much larger than `side`, perhaps decoded
   smaller, but not below it. ValueError says why it cannot be read."""
   try:
-    with Image.open(path, formats=_FORMATS) as image:
+    with Image.open(path, formats=FORMATS) as image:
       if image.width * image.height > _MAX_PIXELS:
         raise ValueError(f'{image.width} x {image.height} pixels are too many')
       # Three times as fast for photos; pixels differ by a level or so.
@@ -107,7 +107,7 @@ def opened(path: pathlib.Path, side: int) -> Iterator[Image.Image]:
       ImageOps.exif_transpose(image, in_place=True)
       yield image
   except Image.UnidentifiedImageError:
-    raise ValueError(f'not one of {", ".join(_FORMATS)}') from None
+    raise ValueError(f'not one of {", ".join(FORMATS)}') from None
   except Exception as error:  # Each damaged file has its own type of error.
     reason = ' '.join(str(error).split()) or type(error).__name__
     raise ValueError(reason[:200]) from error

@@ -26,7 +26,7 @@ class Prefetch:
     self._queue: queue.Queue = queue.Queue(maxsize=1)
     self._closed = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
-    # Python must not end while its thread is inside of TensorFlow.
+    # Python must not end while its thread puts arrays on devices.
     atexit.register(self.close)
     self._thread.start()
 

@@ -3,23 +3,31 @@
 As with resident data a batch is a function of (seed, step): row r of step t
 draws its image and its crops from a generator whose counter is (t, r). A run
 therefore starts at any step without replaying, and any process can make any
-rows. The host reads, decodes and crops; flips, RandAugment and Cutout follow
-on the device, inside the compiled step.
+rows. The host reads, decodes, crops, and augments strong views; flips follow on
+the device, inside the compiled step.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+import math
 import os
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from flatmatch_jax.data import augment, crops, records, sources
+from flatmatch_jax.data import (
+  ahead,
+  augment,
+  crops,
+  on_host,
+  records,
+  sources,
+)
 from flatmatch_jax.data.frames import Frames
 from flatmatch_jax.data.pipeline import Data, Pipeline, parted
 from flatmatch_jax.data.prefetch import Prefetch
 from flatmatch_jax.system import sharding as sharding_lib
-from flatmatch_jax.types import Batch, UserError
+from flatmatch_jax.types import Batch
 
 Rows = Callable[[int], Sequence[int] | np.ndarray]
 _CACHE = '~/.cache/flatmatch_jax'
@@ -65,16 +73,18 @@ def place(dataset, split, everywhere=None) -> Data:
   )
 
 
-def make_sampler(
-  views: tuple[str, ...], flip: bool, mean, std, sharding=None, operations=3
-):
+def make_sampler(views: tuple[str, ...], flip: bool, mean, std, sharding=None):
   """Returns `sample(raw, rng) -> Batch`: the device's part of augmentation.
 
   `raw` is what `batches` gives, on the device. The views are those of
-  `resident.make_sampler`, but cropped already.
+  `resident.make_sampler`; the device flips and normalizes them.
   """
   labeled_views, unlabeled_views = parted(views)
-  view = augment.make_view(0, flip, mean, std, sharding, operations)
+  flipped = augment.make_view(0, flip, mean, std)
+
+  def view(name, key, images):
+    del name  # The host has made it what its name says.
+    return flipped('weak', key, images)
 
   def labeled_batch(rng, raw, names=('weak',)):
     return raw | augment.of_labeled(view, names, rng, raw)
@@ -116,33 +126,28 @@ def batches(
   unlabeled_batch_size: int,
   views: tuple[str, ...],
   rows: Rows = range,
+  operations: int = 3,
 ) -> Generator[Batch, None, None]:
   """Yields the batches of steps `start` to `stop` - 1: uint8, in numpy.
 
   Drawn with replacement. `rows` tells which of so many rows are wanted here, by
-  default all; `views` are those of `make_sampler`.
+  default all; `views` are those of `make_sampler`, and a strong one applies
+  `operations` of RandAugment.
   """
-  import tensorflow as tf
-
   parts = _parts(data, batch_size, unlabeled_batch_size, views)
-  streams = {
-    part.name: _stream(data.images, part, seed, start, stop, rows(part.size))
-    for part in parts
-  }
-  iterator = tf.data.Dataset.zip(streams).prefetch(1).as_numpy_iterator()
-  for step in range(start, stop):
-    try:
-      raw = next(iterator)
-    except tf.errors.OpError as error:
-      for part in parts:
-        data.images.find_fault(
-          part.pool[_draw(part, seed, step, row)[0]] for row in rows(part.size)
-        )
-      raise UserError(
-        f'The images of step {step} cannot be read: '
-        f'{sources.one_line(error)}. A retry succeeded; restart the run.'
-      ) from error
-    yield Batch(**raw)
+
+  def begin(step, submit):
+    made, calls = {}, []
+    for part in parts:
+      wanted = rows(part.size)
+      made[part.name] = out = _room(part, len(wanted), data.images.size)
+      calls += [
+        submit(_fill, out, at, data.images, part, operations, seed, step, row)
+        for at, row in enumerate(map(int, wanted))
+      ]
+    return Batch(**made), calls
+
+  yield from ahead.in_turns(begin, range(start, stop))
 
 
 def feed(config, views, data: Data, start: int, over_batch) -> Prefetch:
@@ -156,6 +161,7 @@ def feed(config, views, data: Data, start: int, over_batch) -> Prefetch:
     config.unlabeled_batch_size,
     views,
     rows=lambda size: sharding_lib.local_rows(over_batch, size),
+    operations=config.strong_operations,
   )
   return Prefetch(source, over_batch)
 
@@ -173,8 +179,16 @@ def _parts(data: Data, batch_size, unlabeled_batch_size, views):
   return parts
 
 
-def _draw(part: _Part, seed: int, step: int, row: int):
-  """Place in the pool and uniform numbers [views, tries, draws] of a row.
+class _Draws(NamedTuple):
+  """What a row draws."""
+
+  choice: int  # Its place in the pool.
+  uniform: np.ndarray  # [views, tries, draws], for boxes.
+  raw: np.ndarray  # [views, on_host.numbers(operations)], for strong views.
+
+
+def _draw(part: _Part, operations: int, seed: int, step: int, row: int):
+  """What a row draws from its own generator.
 
   Raw numbers of Philox, which numpy keeps for ever, unlike what its Generator
   makes of them (NEP 19).
@@ -184,51 +198,45 @@ def _draw(part: _Part, seed: int, step: int, row: int):
     counter=np.array([0, row, step, 0], np.uint64),
   )
   shape = (len(part.views), crops.TRIES, crops.DRAWS)
-  raw = philox.random_raw(1 + int(np.prod(shape)))
-  choice = int(raw[0]) * len(part.pool) >> 64
-  uniform = (raw[1:] >> np.uint64(11)) * 2.0**-53
-  return choice, uniform.reshape(shape)
-
-
-def _stream(images: Frames, part: _Part, seed, start, stop, rows):
-  """The tf.data of one stream, in batches of these `rows` of its size."""
-  import tensorflow as tf
-
-  def fetch(number):
-    step, row = divmod(int(number), len(rows))
-    choice, uniform = _draw(part, seed, step, int(rows[row]))
-    index = part.pool[choice]
-    data = images.records.read(index) if part.views else b''
-    # As an object: numpy's own type of bytes loses zeros at the end.
-    encoded = np.array(data, object)
-    if part.name != 'unlabeled':
-      index = choice
-    return encoded, uniform, np.int32(index), np.int32(part.labels[choice])
-
-  @tf.autograph.experimental.do_not_convert  # Converting takes long.
-  def row(number):
-    types = (tf.string, tf.float64, tf.int32, tf.int32)
-    data, uniform, index, label = tf.numpy_function(fetch, [number], types)
-    for scalar in (data, index, label):
-      scalar.set_shape(())
-    uniform.set_shape((len(part.views), crops.TRIES, crops.DRAWS))
-    is_known = part.name != 'unlabeled'
-    named = {'index': index, 'label' if is_known else 'truth': label}
-    if not part.views:
-      return named
-    boxes = lambda *size: [
-      crops.random_box(name, uniform[i], *size)
-      for i, name in enumerate(part.views)
-    ]
-    cut = crops.decode(data, boxes, images.size)
-    return named | dict(zip(part.views, cut, strict=True))
-
-  count = len(rows)
-  numbers = tf.data.Dataset.range(start * count, stop * count)
-  mapped = numbers.map(
-    row, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+  of_boxes = 1 + math.prod(shape)
+  of_views = len(part.views), on_host.numbers(operations)
+  raw = philox.random_raw(of_boxes + math.prod(of_views))
+  uniform = (raw[1:of_boxes] >> np.uint64(11)) * 2.0**-53
+  return _Draws(
+    int(raw[0]) * len(part.pool) >> 64,
+    uniform.reshape(shape),
+    raw[of_boxes:].reshape(of_views),
   )
-  return mapped.batch(count, drop_remainder=True)
+
+
+def _room(part: _Part, rows: int, size: int) -> dict[str, np.ndarray]:
+  """Arrays for so many rows of one stream."""
+  numbers = lambda: np.empty(rows, np.int32)
+  label = 'truth' if part.name == 'unlabeled' else 'label'
+  images = lambda: np.empty((rows, size, size, 3), np.uint8)
+  return {name: images() for name in part.views} | {
+    'index': numbers(),
+    label: numbers(),
+  }
+
+
+def _fill(out, at, images: Frames, part: _Part, operations, *numbers) -> None:
+  """Makes row `at` of `out`, which is a function of (seed, step, row)."""
+  choice, uniform, raw = _draw(part, operations, *numbers)
+  index = int(part.pool[choice])
+  is_known = part.name != 'unlabeled'
+  out['index'][at] = choice if is_known else index
+  out['label' if is_known else 'truth'][at] = part.labels[choice]
+  if not part.views:
+    return
+  image = images.decode(index)
+  for name, of_box, of_view in zip(part.views, uniform, raw, strict=True):
+    box = crops.random_box(name, of_box, *image.shape[:2])
+    view = crops.cut(image, box, images.size)
+    if count := augment.operations_of(name, operations):
+      draws = on_host.draw(of_view[: on_host.numbers(count)])
+      view = on_host.strong(view, draws)
+    out[name][at] = view
 
 
 PIPELINE = Pipeline(
@@ -241,7 +249,6 @@ PIPELINE = Pipeline(
     config.mean,
     config.std,
     sharding,
-    config.strong_operations,
   ),
   hold=lambda images, everywhere: images,
   identity=lambda images: images.records.crc32,

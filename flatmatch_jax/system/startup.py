@@ -46,7 +46,7 @@ def use_cores(config) -> None:
   unset = jax.config.values['jax_num_cpu_devices'] < 1
   if not unset or wanted == 1 or jax.__version_info__[:2] < _KNOWS_PATIENCE:
     return
-  number = wanted or devices_for(config, _cores())
+  number = wanted or devices_for(config, cores())
   if not 2 <= number <= _MOST:  # What is beyond is refused later.
     return
   # XLA ends a process of which a device waits for others for 40 s: one that is
@@ -69,7 +69,7 @@ def devices_for(config, cores: int) -> int:
   )
 
 
-def _cores():
+def cores():
   """Those that this process may use, where the system tells."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))

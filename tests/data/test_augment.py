@@ -5,10 +5,9 @@ import re
 
 import jax
 import numpy as np
-from PIL import Image, ImageDraw
 import pytest
 
-from flatmatch_jax.data import augment, randaugment
+from flatmatch_jax.data import augment, on_host, randaugment
 from flatmatch_jax.system import sharding
 
 PAD = 4
@@ -77,18 +76,9 @@ def test_pad_as_large_as_the_image_is_refused():
     augment.weak(jax.random.key(0), images_of(1), 12, True)
 
 
-def pillow_cutout(image, centre, side):
-  """TorchSSL's CutoutAbs, in floating point."""
-  out = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-  width, height = out.size
-  side = side / 1024 * width
-  x = int(max(0, centre[1] / 1024 * width - side / 2))
-  y = int(max(0, centre[0] / 1024 * height - side / 2))
-  box = (x, y, min(width, x + side), min(height, y + side))
-  fill = Image.new('RGB', (1, 1), (125, 123, 114)).convert(out.mode)
-  if side > 0:
-    ImageDraw.Draw(out).rectangle(box, fill.getpixel((0, 0)))
-  return np.asarray(out).reshape(height, width, -1)
+def pillow_cutout(pixels, centre, side):
+  image = on_host.cutout(on_host.from_array(pixels), centre, side)
+  return np.asarray(image).reshape(pixels.shape)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ USE = """
 import os, sys
 from configs import cifar10, digits
 from flatmatch_jax.system import startup
-startup._cores = lambda: 4
+startup.cores = lambda: 4
 config = (cifar10 if sys.argv[1] == 'cifar10' else digits).get_config()
 startup.use_cores(config)
 import jax
