@@ -58,7 +58,9 @@ class Blob(NamedTuple):
 class Fault(NamedTuple):
   """What goes wrong with requests that match."""
 
-  what: int | str  # A status, 'reset' in the middle of a body, or 'stall'.
+  # A status; 'reset' in the middle of a body; 'lost', an answer that does not
+  # arrive though the request was served; 'stall', no answer ever.
+  what: int | str
   method: str
   path: str  # A pattern of the path and query.
   left: int  # So many more.
@@ -78,6 +80,9 @@ class Bucket:
       'CURL_CA_BUNDLE': str(ca),
       'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'token',
       'NO_GCE_CHECK': 'true',
+      # TensorStore gives a silent request up.
+      'TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS': '1',
+      'TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES': '1',
       # TensorFlow would wait up to 32 s between ten attempts.
       'GCS_RETRY_CONFIG_INIT_DELAY_TIME_US': '10000',
       'GCS_RETRY_CONFIG_MAX_DELAY_TIME_US': '50000',
@@ -113,6 +118,22 @@ class Bucket:
     """As if somebody else had; None deletes."""
     text = None if content is None else base64.b64encode(content).decode()
     self._ask('put', name, text)
+
+  def download(self, prefix: str, folder: pathlib.Path) -> pathlib.Path:
+    """The same as files."""
+    for name, content in self.contents(prefix).items():
+      if content or not name.endswith('/'):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+  def wait_for(self, words: str, process, seconds: float = 300) -> None:
+    """Returns when a request matches `words`; `process` is to make it."""
+    until = time.monotonic() + seconds
+    while not any(re.search(words, request) for request in self.requests()):
+      assert process.poll() is None, process.stderr.read()
+      assert time.monotonic() < until
+      time.sleep(0.05)
 
   def requests(self) -> list[str]:
     """Method and path of all since the last call."""
@@ -264,7 +285,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return self._reply(*_json(found))
     path = urllib.parse.unquote(self.path)
     self.server.seen.append(f'{method} {path}')
-    if fault := self.server.fault(method, path):
+    fault = self.server.fault(method, path)
+    if fault and fault.what != 'lost':
       return self._fail(fault)
     body = self._body()
     query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
@@ -272,6 +294,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       status, headers, content = _call(
         self.server, method, url.path, query, self.headers, body
       )
+    if fault:
+      return self._hang_up()
     return self._reply(status, headers, content)
 
   do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _answer
@@ -297,15 +321,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.wfile.write(content)
     self.wfile.flush()
 
+  def _hang_up(self):
+    """A reset instead of an orderly end."""
+    linger = struct.pack('ii', 1, 0)
+    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    self.connection.close()
+    self.close_connection = True
+
   def _fail(self, fault):
     if fault.what == 'reset':
       length = int(self.headers.get('Content-Length') or 0)
       self.rfile.read(length // 2)
-      # A reset instead of an orderly end.
-      linger = struct.pack('ii', 1, 0)
-      self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-      self.connection.close()
-      self.close_connection = True
+      self._hang_up()
     elif fault.what == 'stall':
       time.sleep(3600)
     else:

@@ -130,9 +130,8 @@ class Workdir:
       self._take(file)
       with writing(path):
         file.truncate(0)
-        os.write(
-          file.fileno(), f'{holder}\n'.encode()
-        )  # Nothing is left to flush.
+        # Nothing is left to flush.
+        os.write(file.fileno(), f'{holder}\n'.encode())
       try:
         yield
       finally:

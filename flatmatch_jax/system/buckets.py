@@ -59,7 +59,7 @@ def to_path(text: str) -> pathlib.Path:
   if not found:
     raise UserError(
       f'{text} is in a bucket, for which Orbax needs google-cloud-storage: '
-      'pip install google-cloud-storage -c constraints.txt'
+      "pip install -e '.[gcs]' -c constraints.txt"
     )
   from etils import epath
 
