@@ -128,7 +128,7 @@ def _labels(loaded) -> list[str]:
 def _make_folder(given) -> pathlib.Path:
   folder = given.files.path / 'analysis'
   try:
-    folder.mkdir(exist_ok=True)
+    files.make_folder(folder)
   except OSError as error:
     raise UserError(f'Cannot make {folder}: {error.strerror}.') from None
   return folder

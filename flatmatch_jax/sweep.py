@@ -13,7 +13,6 @@ labels one after another.
 from collections.abc import Callable
 import contextlib
 import itertools
-import pathlib
 import statistics
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from flatmatch_jax import data as data_lib
 from flatmatch_jax.run import watch
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages, startup
+from flatmatch_jax.system.files import to_path
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import fixed_labels, loop, setup, stacked, traced
 from flatmatch_jax.types import UserError
@@ -110,7 +110,7 @@ def combine(config, workdir: str, settings: dict[str, list]) -> list[Member]:
     name = '-'.join(f'{n.split(".")[-1]}={v}' for n, v in chosen.items())
     if 'seeds' in chosen:
       chosen |= dict.fromkeys(_SEEDS, chosen.pop('seeds'))
-    files = Workdir(str(pathlib.Path(workdir) / name.replace('/', '_')))
+    files = Workdir(str(to_path(workdir) / name.replace('/', '_')))
     members.append(Member(traced.changed(config, chosen), files, chosen))
   return members
 

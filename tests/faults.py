@@ -23,6 +23,7 @@ import traceback
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import conftest  # noqa: F401  Compiles fast.
+import faults_buckets as buckets
 import faults_disks as disks
 import faults_files as files
 import faults_others as others
@@ -84,6 +85,9 @@ FAULTS = {
   ),
   'two runs on one workdir': others.two_runs,
   'clock jumps': others.clock_jumps,
+  'bucket: SIGKILL while saving': buckets.kills,
+  'bucket: 429, 503, connections reset, answers lost': buckets.storms,
+  'bucket: gone, no permission, no quota': buckets.refusals,
 }
 
 

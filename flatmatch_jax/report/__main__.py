@@ -9,7 +9,6 @@ over seeds and curves, in report.html in the folder that they lie in, with the
 table as .csv and .tex beside it.
 """
 
-import os
 import pathlib
 
 from flatmatch_jax.report import comparison, export, predictions, runs, single
@@ -27,9 +26,9 @@ def main():
   args = parser.parse_args()
   # One named twice, as by runs/* and runs/a, counts once.
   named = [run for path in args.workdir for run in runs.members(path)]
-  paths = {pathlib.Path(path).resolve(): path for path in named}
+  paths = {files.to_path(path).resolve(): path for path in named}
   found = [runs.read(path) for path in paths.values()]
-  out = pathlib.Path(args.out or default_out(found))
+  out = files.to_path(args.out or default_out(found))
   if out.suffix != '.html':
     raise UserError(f'--out {out} must be a file that ends in .html.')
   files.check_target('--out', str(out))
@@ -55,7 +54,7 @@ def default_out(found: list[runs.RunFiles]) -> pathlib.Path:
   if len(paths) == 1:
     return paths[0] / 'report.html'
   parents = [path.parent for path in paths]
-  return pathlib.Path(os.path.commonpath(parents)) / 'report.html'
+  return files.common_folder(parents) / 'report.html'
 
 
 def one_page(run: runs.RunFiles, data_dir: str | None) -> str:

@@ -46,7 +46,7 @@ CAPTIONS = {
 
 def of_run(folder: pathlib.Path) -> Html:
   """Those of this run alone."""
-  paths = folder.glob('analysis/**/*')
+  paths = folder.glob('analysis/*')
   return _cards(p for p in paths if not p.name.startswith(_COMPARED))
 
 
@@ -64,11 +64,12 @@ def _cards(paths: Iterable[pathlib.Path]) -> Html:
       figures.setdefault(path.with_suffix(''), []).append(path)
   cards = []
   for stem, formats in figures.items():
-    path = min(formats, key=lambda path: path.stat().st_size)
+    contents = {path: path.read_bytes() for path in formats}
+    path = min(formats, key=lambda path: len(contents[path]))
     kind = stem.name.removeprefix(_COMPARED)
     name = kind.replace('_', ' ').capitalize()
     image = tag(
-      'img', src=data_uri(_KINDS[path.suffix], path.read_bytes()), alt=name
+      'img', src=data_uri(_KINDS[path.suffix], contents[path]), alt=name
     )
     shown = scrolling(name, image, kind='paper')
     cards.append(card(name, shown, note=CAPTIONS.get(kind, ''), wide=True))

@@ -1,7 +1,6 @@
 """The page of several runs: means over seeds, side by side."""
 
 import collections
-import os
 import statistics
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from flatmatch_jax.report.runs import RunFiles
 from flatmatch_jax.run.panels import PANELS, series
 from flatmatch_jax.run.settings import differences
 from flatmatch_jax.step import recipes
+from flatmatch_jax.system.files import common_folder
 
 ERRORS = {
   'error_last': 'last',
@@ -246,10 +246,10 @@ def _mean_line(group: Group, key: str) -> charts.Line:
 def every_run(groups: list[Group]) -> Html:
   rows: list[list] = []
   parents = [run.files.path.parent for g in groups for run in g.runs]
-  base = os.path.commonpath(parents)
+  base = common_folder(parents)
   for member in groups:
     for run in member.runs:
-      folder = os.path.relpath(run.files.path, base)
+      folder = run.files.path.relative_to(base)
       row: list = [folder, member.name, member.data, member.labels]
       row += [run.config['seed'], run.status]
       for key in ('error_last', 'error_best'):

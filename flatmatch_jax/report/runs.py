@@ -1,11 +1,12 @@
 """A run as its folder tells it, finished or not."""
 
 import os
-import pathlib
 from typing import Any, NamedTuple
 
 from flatmatch_jax.run import results
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.system import buckets
+from flatmatch_jax.system.files import to_path
 from flatmatch_jax.types import UserError
 
 # Datasets whose images depend on more than their name.
@@ -66,7 +67,7 @@ def members(path: str) -> list[str]:
 
   Such as those of a sweep, and of the sweeps in runs/.
   """
-  folder = pathlib.Path(path)
+  folder = to_path(path)
   if not folder.is_dir() or (folder / 'config.json').exists():
     return [path]
   depths = ('*/config.json', '*/*/config.json')
@@ -76,7 +77,7 @@ def members(path: str) -> list[str]:
 
 def read(path: str) -> RunFiles:
   """Reads a workdir; UserError if it is not one."""
-  if pathlib.Path(path).is_file():
+  if not buckets.holds(path) and to_path(path).is_file():
     raise UserError(
       f'--workdir {path} is a file; name folders of runs, such as runs/*/.'
     )

@@ -1,8 +1,9 @@
 """Checkpoints of the whole train state, by Orbax, and verified when read.
 
 Kept are the latest two and the best, by validation or else by test error. Orbax
-writes asynchronously into a temporary folder and renames it when complete: a
-process killed at any moment leaves the previous checkpoint. What disks do to
+writes asynchronously into a temporary folder and renames it when complete, or
+in a bucket adds a last object: a process killed at any moment leaves the
+previous checkpoint. What disks do to
 files afterwards is found out by checksums of the state's arrays in the notes
 beside it, and one of the notes.
 """
@@ -17,7 +18,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from flatmatch_jax.run.checksum import checksums
-from flatmatch_jax.system import distributed, files, messages
+from flatmatch_jax.run.workdir import COMMITTED, saved_steps
+from flatmatch_jax.system import buckets, distributed, files, messages
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import PyTree, TrainState, UserError, check_known
 
@@ -36,8 +38,7 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Of all checkpoints, in order; what Orbax began to write is not one."""
-    found = self._directory.glob('[0-9]*')
-    return sorted(int(path.name) for path in found if path.name.isdigit())
+    return saved_steps(self._directory)
 
   def latest_step(self) -> int | None:
     return max(self.steps(), default=None)
@@ -96,8 +97,14 @@ class Checkpoints:
     state, notes, reason = None, {}, ''
     try:
       notes = self._notes(step)
-      state = _restore(self._directory / str(step) / 'state', like)
-    except (MemoryError, jax.errors.JaxRuntimeError):
+      folder = self._directory / str(step) / 'state'
+      with buckets.reading(folder):
+        state = _restore(folder, like)
+    except (
+      MemoryError,
+      jax.errors.JaxRuntimeError,
+      buckets.UnreachableError,
+    ):
       raise
     except Exception as error:  # Whatever tensorstore makes of torn files.
       reason = ' '.join(str(error).split()).split('. See full')[0]
@@ -124,6 +131,8 @@ class Checkpoints:
       error = files.read_json(metrics) if metrics.exists() else {}
       if error.get('error') != notes['error']:
         raise DamagedError('its metrics are not those of its notes')
+    except buckets.UnreachableError:
+      raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
       raise DamagedError(f'its notes cannot be read: {error!r}') from None
     if 'checksums' not in notes:
@@ -144,8 +153,12 @@ class Checkpoints:
         fate = f'kept as {aside}'
         if distributed.is_first():
           with writing(aside):
-            aside.parent.mkdir(exist_ok=True)
-            (self._directory / str(step)).rename(aside)
+            folder = self._directory / str(step)
+            if buckets.holds(aside):
+              buckets.move(folder, aside, last=COMMITTED)
+            else:
+              aside.parent.mkdir(exist_ok=True)
+              folder.rename(aside)
       messages.say(
         f'The checkpoint of step {step} is damaged ({reason}) and {fate}; '
         f'that of step {good} is used.'

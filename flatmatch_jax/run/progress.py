@@ -104,6 +104,13 @@ class Progress:
       f'{speed:.0f} images/s, {eta} left'
     )
 
+  def flush(self) -> None:
+    """To be called before a checkpoint: TensorBoard has what it comes after."""
+    for workdir, tensorboard in self._writers:
+      if tensorboard is not None:
+        with writing(workdir.tensorboard):
+          tensorboard.flush()
+
   def images_per_second(self, since=None) -> float:
     """Training images a second since (images, time), or since the start."""
     before, began = since or self._start
@@ -117,6 +124,7 @@ class Progress:
       if tensorboard is not None:
         with writing(workdir.tensorboard):
           tensorboard.close()
+        workdir.put_events()
 
 
 def _tensorboard_writers(workdirs):
@@ -129,4 +137,4 @@ def _tensorboard_writers(workdirs):
   except ImportError as error:
     messages.say(f'No TensorBoard events: {error}.')
     return [None] * len(workdirs)
-  return [metric_writers.SummaryWriter(str(w.tensorboard)) for w in workdirs]
+  return [metric_writers.SummaryWriter(str(w.events)) for w in workdirs]

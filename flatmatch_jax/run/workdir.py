@@ -10,10 +10,11 @@ import pathlib
 import platform
 import re
 import socket
+import tempfile
 
 import ml_collections
 
-from flatmatch_jax.system import distributed, files
+from flatmatch_jax.system import buckets, distributed, files
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import UserError
 
@@ -31,6 +32,7 @@ FREE = (
 # In what runs of one setting may differ: seeds, and what only looks at them.
 ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 
+COMMITTED = 'commit_success.txt'  # Orbax writes it last, in buckets.
 _MAX_METRICS = 2**28  # A run of the paper's length takes 2**23 bytes.
 
 _PACKAGES = (
@@ -55,15 +57,16 @@ class Workdir:
   """
 
   def __init__(self, path: str):
-    if '://' in str(path):
-      raise UserError(
-        f'--workdir {path} is not a folder: buckets are not supported. Name a '
-        'folder on a disk that all machines share, such as NFS, or where the '
-        'bucket is mounted.'
-      )
-    self.path = pathlib.Path(path).expanduser().absolute()
+    self.path = files.to_path(path)
+    if not buckets.holds(path):
+      self.path = self.path.expanduser().absolute()
     self.checkpoints = self.path / 'checkpoints'
     self.tensorboard = self.path / 'tensorboard'
+    # Where its files grow; in a bucket they are put whole, as the rows are.
+    self.events = self.tensorboard
+    self._lease: buckets.Lease | None = None
+    self._rows = ''
+    self._put: dict[pathlib.Path, int] = {}
 
   def has(self, name: str) -> bool:
     return (self.path / name).exists()
@@ -78,6 +81,8 @@ class Workdir:
         f'{self.path} is not the folder of a run: it has no {name}. Give the '
         '--workdir of a finished or running `python main.py`.'
       ) from None
+    except buckets.UnreachableError:
+      raise
     except (OSError, ValueError) as error:
       raise UserError(f'{path} is not valid JSON: {error}.') from None
 
@@ -92,7 +97,7 @@ class Workdir:
     if not distributed.is_first():
       return
     with writing(self.path / name):
-      self.path.mkdir(parents=True, exist_ok=True)
+      files.make_folder(self.path, parents=True)
       with files.replacing(self.path / name, mode='w') as file:
         file.write(text)
 
@@ -101,9 +106,20 @@ class Workdir:
     """Makes sure that nobody else trains here, and that files can be written.
 
     The system holds the lock for this process: however it ends, it is free.
-    Folders that stay empty are removed again.
+    Folders that stay empty are removed again. In a bucket it is a lease.
     """
     path = self.path / '.lock'
+    holder = f'process {os.getpid()} on {socket.gethostname()}'
+    if buckets.holds(path):
+      with tempfile.TemporaryDirectory() as events:
+        self.events = pathlib.Path(events)
+        with writing(path):
+          self._lease = buckets.Lease(path, holder)
+        try:
+          yield
+        finally:
+          self._lease.release()
+      return
     new = [p for p in (self.path, *self.path.parents) if not p.exists()]
     with writing(path):
       self.path.mkdir(parents=True, exist_ok=True)
@@ -114,8 +130,8 @@ class Workdir:
       self._take(file)
       with writing(path):
         file.truncate(0)
-        holder = f'process {os.getpid()} on {socket.gethostname()}\n'
-        os.write(file.fileno(), holder.encode())  # Nothing is left to flush.
+        # Nothing is left to flush.
+        os.write(file.fileno(), f'{holder}\n'.encode())
       try:
         yield
       finally:
@@ -152,12 +168,13 @@ class Workdir:
 
   def has_steps(self) -> bool:
     """Whether a run has saved anything here that could be lost."""
-    saved = self.checkpoints.glob('[0-9]*')
-    return self.has('result.json') or any(p.name.isdigit() for p in saved)
+    return self.has('result.json') or bool(saved_steps(self.checkpoints))
 
   def check_config(self, config) -> None:
     """Raises UserError if the folder belongs to a run of another config."""
-    if self.path.exists() and not self.path.is_dir():
+    with buckets.reading(self.path):
+      is_file = self.path.exists() and not self.path.is_dir()
+    if is_file:
       raise UserError(f'--workdir {self.path} is a file; name a folder.')
     if not self.has('config.json') or not self.has_steps():
       return
@@ -181,14 +198,17 @@ class Workdir:
     """
     path = self.path / 'metrics.jsonl'
     rows: list[dict] = []
-    if not path.exists():
+    try:
+      content = files.read_bytes(path, _MAX_METRICS)
+    except FileNotFoundError:
       return rows
-    if path.stat().st_size > _MAX_METRICS:
+    except buckets.UnreachableError:
+      raise
+    except ValueError as error:
       raise UserError(
-        f'{path} is larger than {_MAX_METRICS} bytes, which no run writes; '
-        'shorten it.'
-      )
-    lines = path.read_text(errors='replace').splitlines()
+        f'{path} is {error}, which no run writes; shorten it.'
+      ) from None
+    lines = content.decode(errors='replace').splitlines()
     for number, line in enumerate(lines, 1):
       if (row := _row(line)) is not None:
         rows.append(row)
@@ -208,6 +228,7 @@ class Workdir:
     rows = [row for row in self.metrics() if row['step'] <= step]
     text = ''.join(json.dumps(row) + '\n' for row in rows)
     self._write_text('metrics.jsonl', text)
+    self._rows = text
     return rows
 
   def append_metrics(self, row: dict) -> None:
@@ -215,20 +236,48 @@ class Workdir:
     if not distributed.is_first():
       return
     row = {key: _finite(value) for key, value in row.items()}
-    path = self.path / 'metrics.jsonl'
+    path, line = self.path / 'metrics.jsonl', json.dumps(row) + '\n'
+    if buckets.holds(path):
+      self._rows += line
+      return
     with writing(path), path.open('a') as file:
-      file.write(json.dumps(row) + '\n')
+      file.write(line)
 
   def sync_metrics(self) -> None:
     """To be called before a checkpoint: a power cut must not leave gaps.
 
-    What comes after the checkpoint is computed again.
+    What comes after the checkpoint is computed again. In a bucket it appears
+    only now, if the run still holds its lease.
     """
     if not distributed.is_first():
       return
     path = self.path / 'metrics.jsonl'
+    if self._lease:
+      with writing(self.path):
+        self._lease.check()
+      self._write_text('metrics.jsonl', self._rows)
+      self.put_events()
+      return
     with writing(path), path.open('a') as file:
       os.fsync(file.fileno())
+
+  def put_events(self) -> None:
+    """Puts what TensorBoard reads into the bucket, if it is not there."""
+    if self._lease:
+      with writing(self.tensorboard):
+        buckets.upload(self.events, self.tensorboard, self._put)
+
+
+def saved_steps(folder: pathlib.Path) -> list[int]:
+  """Of all checkpoints in order; what Orbax began to write is not one.
+
+  On a disk that has another name; in a bucket it lacks a last object.
+  """
+  found = folder.glob('[0-9]*')
+  if buckets.holds(folder):
+    with buckets.reading(folder):
+      found = (path.parent for path in folder.glob(f'*/{COMMITTED}'))
+  return sorted(int(path.name) for path in found if path.name.isdigit())
 
 
 def as_dict(config) -> dict:

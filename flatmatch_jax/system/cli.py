@@ -12,7 +12,7 @@ import warnings
 from absl import flags
 import ml_collections
 
-from flatmatch_jax.system import messages
+from flatmatch_jax.system import buckets, messages
 from flatmatch_jax.types import UserError, did_you_mean
 
 # What absl says of a wrong type, and what the user should read.
@@ -58,7 +58,7 @@ def errors_as_lines():
   except BrokenPipeError:  # Such as by `| head`; nobody reads on.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
-  except (UserError, OSError, KeyboardInterrupt) as error:
+  except (Exception, KeyboardInterrupt) as error:
     if not (found := describe(error)):
       raise
     code, line = found
@@ -75,6 +75,10 @@ def describe(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, OSError) and error.errno in _REFUSALS:
     line = messages.printable(f'{error}; {_REFUSALS[error.errno]}.')
     return 2, f'error: {line}'
+  if reason := buckets.why(error):
+    path = re.search(r'gs://\S+', str(error))
+    line = messages.printable(f'{path[0] if path else "The bucket"}: {reason}')
+    return 2, f'error: {line}.'
   return None
 
 

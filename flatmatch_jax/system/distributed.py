@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax.system import clusters, sharding
+from flatmatch_jax.system import clusters, files, sharding
 from flatmatch_jax.types import UserError
 
 _DAY = 24 * 60 * 60 * 1000  # Milliseconds.
@@ -152,8 +152,9 @@ def check_shared(folder: pathlib.Path) -> None:
   sign = folder / f'.seen-by-all-{int(token[0]):08x}'
   if is_first():
     try:
-      folder.mkdir(parents=True, exist_ok=True)
-      sign.touch()
+      files.make_folder(folder, parents=True)
+      with files.replacing(sign):
+        pass
     except OSError as error:
       raise UserError(
         f'Cannot write into --workdir {folder}: {error.strerror}.'
@@ -167,7 +168,7 @@ def check_shared(folder: pathlib.Path) -> None:
     raise UserError(
       f'--workdir {folder} is not one folder for all processes: what process 0 '
       f'writes is not seen by {blind}. Name a folder on a disk that all '
-      'machines share, such as NFS.'
+      'machines share, such as NFS, or in a bucket.'
     )
 
 

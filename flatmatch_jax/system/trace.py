@@ -15,11 +15,14 @@ _BEFORE = 2  # Steps of a start that warm up caches and are not of interest.
 class Trace:
   """Traces `steps` steps of a run that has taken `start`; 0 traces none.
 
-  Of several processes the first does. Files go to FOLDER/plugins/profile.
+  Of several processes the first does. Files go to FOLDER/plugins/profile, and
+  people look for them in `shown`, where they are put from there.
   """
 
-  def __init__(self, folder: pathlib.Path, start: int, steps: int):
-    self._folder = folder
+  def __init__(
+    self, folder: pathlib.Path, start: int, steps: int, shown: pathlib.Path
+  ):
+    self._folder, self._shown = folder, shown
     if not distributed.is_first():
       steps = 0
     self._first = start + _BEFORE + 1
@@ -62,6 +65,6 @@ class Trace:
       jax.profiler.stop_trace()
     messages.say(
       f'Steps {self._first} to {self._last} are traced: look at '
-      f"{self._folder} in TensorBoard's profiler, or at the .json.gz in it in "
+      f"{self._shown} in TensorBoard's profiler, or at the .json.gz in it in "
       'ui.perfetto.dev.'
     )

@@ -132,7 +132,10 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
     workdirs = [run.files for run in runs]
     progress = Progress(workdirs, start, config.steps, images)
     closing.callback(progress.close)
-    trace = Trace(workdirs[0].tensorboard, start, config.profile_steps)
+    place = workdirs[0]
+    trace = Trace(
+      place.events, start, config.profile_steps, shown=place.tensorboard
+    )
     closing.callback(lambda: trace.close(pending))
     phases.done('log')
 
@@ -197,6 +200,7 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
         best = lower(least, errors)
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
+          progress.flush()
           for i in live:  # All together, so that they resume together.
             member, found = engine.member(state, i), engine.metrics(metrics, i)
             seconds = phases.seconds() / len(runs)

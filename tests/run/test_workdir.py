@@ -222,8 +222,3 @@ def test_metrics_that_cannot_be_written_are_a_line(files):
   (files.path / 'metrics.jsonl').mkdir()
   with pytest.raises(UserError, match=r'metrics\.jsonl: Is a directory'):
     files.append_metrics({'step': 1})
-
-
-def test_bucket_is_no_workdir():
-  with pytest.raises(UserError, match='gs://bucket/run is not a folder'):
-    Workdir('gs://bucket/run')

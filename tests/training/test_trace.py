@@ -49,19 +49,19 @@ def take(trace, steps):
 def test_a_trace_begins_after_two_steps_and_ends_with_the_run(
   steps, found, tmp_path
 ):
-  take(Trace(tmp_path, start=10, steps=3), steps)
+  take(Trace(tmp_path, start=10, steps=3, shown=tmp_path), steps)
   assert traced_steps(tmp_path) == found
 
 
 def test_nothing_is_traced_by_default(tmp_path, capfd):
   number = digits.get_config().profile_steps
-  take(Trace(tmp_path, start=0, steps=number), range(1, 9))
+  take(Trace(tmp_path, start=0, steps=number, shown=tmp_path), range(1, 9))
   assert not list(tmp_path.iterdir())
   assert not capfd.readouterr().err
 
 
 def test_run_that_ends_before_its_trace_says_so(tmp_path, capfd):
-  take(Trace(tmp_path, start=10, steps=3), [11, 12])
+  take(Trace(tmp_path, start=10, steps=3, shown=tmp_path), [11, 12])
   assert not list(tmp_path.iterdir())
   said = capfd.readouterr().err
   assert said.count('Nothing is traced') == 1
@@ -83,7 +83,7 @@ def test_steps_outside_are_waited_for_before_a_trace_begins_and_ends(
   for name in ('start_trace', 'stop_trace'):
     note = lambda *_, name=name: happened.append(name)
     monkeypatch.setattr(jax.profiler, name, note)
-  trace = Trace(tmp_path, start=10, steps=3)
+  trace = Trace(tmp_path, start=10, steps=3, shown=tmp_path)
   for step in range(11, 19):
     with trace.step(step, Pending(step - 1)):
       pass

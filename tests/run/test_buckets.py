@@ -1,0 +1,319 @@
+"""Runs in a bucket: gs://bucket/…, of a server on this machine."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from clu import metric_writers
+import conftest
+import gcs
+import pytest
+import runs
+
+from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.system import buckets, cli, files
+from flatmatch_jax.training import loop
+from flatmatch_jax.types import UserError
+
+CONFIG = conftest.make_config()
+# A process that trains as the tests of this file do.
+TRAIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import conftest, tiny_main
+from flatmatch_jax import models
+from flatmatch_jax.run import progress
+from flatmatch_jax.training import loop
+models.create = tiny_main.create
+progress._tensorboard_writers = lambda workdirs: [None] * len(workdirs)
+loop.train_and_evaluate(conftest.make_config(), sys.argv[2])
+"""
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+  with (
+    gcs.serving(tmp_path_factory.mktemp('gcs')) as server,
+    pytest.MonkeyPatch.context() as patch,
+  ):
+    for name, value in server.environment.items():
+      patch.setenv(name, value)
+    soon = {'max_retries': 3, 'initial_delay': '10ms', 'max_delay': '50ms'}
+    patch.setattr(buckets, '_RETRIES', soon)
+    yield server
+
+
+@pytest.fixture
+def bucket(server):
+  server.requests()
+  yield server
+  server.heal()
+  server.drop()
+  server.heal()
+
+
+@pytest.fixture
+def path(bucket):
+  return files.to_path('gs://bucket/run/x')
+
+
+@pytest.fixture(scope='module')
+def finished(tiny_network, compiled, tmp_path_factory):
+  """A run in a folder, and its last state."""
+  del tiny_network, compiled
+  folder = tmp_path_factory.mktemp('finished')
+  return folder, loop.train_and_evaluate(CONFIG, str(folder))
+
+
+def assert_same_run(bucket, finished, tmp_path):
+  here = bucket.download('run', tmp_path / 'run')
+  runs.assert_same_run(here, *finished, CONFIG.steps)
+  return here
+
+
+def test_run_in_a_bucket_equals_one_in_a_folder(bucket, finished, tmp_path):
+  loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  here = assert_same_run(bucket, finished, tmp_path)
+  names = lambda folder: {p.name for p in folder.iterdir()}
+  assert names(here) == names(finished[0])  # And the lease is released.
+  for name in ('config.json', 'split.json', 'dataset.json', 'versions.json'):
+    assert (here / name).read_bytes() == (finished[0] / name).read_bytes()
+  bucket.requests()
+  loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  asked = bucket.requests()
+  assert not [x for x in asked if not x.startswith('GET')]  # Finished before.
+
+
+def test_killed_while_saving_damaged_and_resumed(
+  bucket, finished, tmp_path, capsys
+):
+  env = os.environ | {
+    'PYTHONPATH': str(runs.ROOT),
+    'TF_CPP_MIN_LOG_LEVEL': '2',
+  }
+  # A file of the checkpoint of step 4 that never arrives.
+  bucket.fail('stall', method='POST', path='checkpoints/4/state/.*manifest')
+  command = [sys.executable, '-c', TRAIN, runs.ROOT / 'tests']
+  with subprocess.Popen(
+    [*command, 'gs://bucket/run'], env=env, stderr=subprocess.PIPE, text=True
+  ) as process:
+    bucket.wait_for('name=run/checkpoints/4/state', process)
+    with pytest.raises(UserError) as error:  # Two at once.
+      loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+    process.kill()
+  bucket.heal()
+  with pytest.raises(UserError) as again:  # Nobody knows that it is dead.
+    loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  for message in (str(error.value), str(again.value)):
+    assert f'in use by process {process.pid} on ' in message
+    assert 'its lease expires at ' in message
+  lease = json.loads(bucket.contents('run')['.lock'])
+  expired = lease | {'expires': time.time() - 1}
+  bucket.put('run/.lock', json.dumps(expired).encode())
+  assert any('checkpoints/4/' in name for name in bucket.contents('run'))
+  assert Workdir('gs://bucket/run').metrics()[-1]['step'] == 4
+  # And the one before is damaged.
+  bucket.put('run/checkpoints/3/notes/metadata', b'{')
+  capsys.readouterr()
+  loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  said = capsys.readouterr().err
+  assert 'kept as gs://bucket/run/damaged/3' in said
+  assert 'Resuming from step 2 of 6' in said
+  here = assert_same_run(bucket, finished, tmp_path)
+  assert (here / 'damaged' / '3' / 'notes' / 'metadata').read_bytes() == b'{'
+
+
+@pytest.mark.parametrize(
+  ('status', 'text', 'said'),
+  [
+    (403, 'no storage.objects.create', 'permission denied'),
+    (429, 'quota exceeded', 'a quota or rate'),
+  ],
+)
+def test_refused_while_saving(
+  status, text, said, bucket, finished, tmp_path, capsys
+):
+  bucket.fail(status, method='POST', path='checkpoints/4/', text=text)
+  with pytest.raises(SystemExit), cli.errors_as_lines():
+    loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  line = capsys.readouterr().err.splitlines()[-1]
+  assert line.startswith('error: Cannot write gs://bucket/run/checkpoints: ')
+  assert f'{said}' in line
+  assert f'({status}: {text})' in line
+  assert 'the same command resumes' in line
+  bucket.heal()
+  loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  assert 'Resuming from step 3 of 6' in capsys.readouterr().err
+  assert_same_run(bucket, finished, tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('fault', 'said'),
+  [
+    (401, 'not logged in'),
+    (403, 'permission denied'),
+    (503, 'the storage does not answer (503: backendError of the test server)'),
+    ('reset', 'the storage cannot be reached'),
+    ('gone', 'there is no such bucket'),
+  ],
+)
+def test_bucket_that_refuses_is_one_line(fault, said, bucket, finished, capsys):
+  bucket.drop() if fault == 'gone' else bucket.fail(fault)
+  with pytest.raises(SystemExit), cli.errors_as_lines():
+    loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  stderr = capsys.readouterr().err
+  assert stderr.startswith('error: ')
+  assert 'gs://bucket/run' in stderr
+  assert said in stderr
+  assert stderr.count('\n') == 1
+  bucket.heal()
+  assert not bucket.contents()
+
+
+def test_checkpoint_that_cannot_be_read_now_is_not_damaged(bucket, finished):
+  for file in sorted(finished[0].rglob('*')):
+    if file.is_file():
+      name = file.relative_to(finished[0])
+      bucket.put(f'run/{name}', file.read_bytes())
+  for step in runs.saved_steps(finished[0]):
+    bucket.put(f'run/checkpoints/{step}/commit_success.txt', b'')
+  bucket.put('run/result.json', None)
+  before = bucket.contents()
+  bucket.fail(503, path='/6/notes/metadata')
+  with pytest.raises(UserError, match=r'Cannot read .*503.*Nothing was'):
+    loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
+  bucket.heal()
+  assert bucket.contents('run/checkpoints') == {
+    name.removeprefix('run/checkpoints/'): content
+    for name, content in before.items()
+    if name.startswith('run/checkpoints/')
+  }
+
+
+# Objects.
+
+
+@pytest.mark.parametrize('fault', [429, 503, 'reset', 'lost', 'stall'])
+def test_put_is_tried_again(fault, bucket, path):
+  bucket.fail(fault, method='POST', times=1 if fault == 'stall' else 2)
+  content = os.urandom(2**20)
+  with files.replacing(path) as file:
+    file.write(content)
+  assert bucket.contents('run') == {'x': content}
+  assert files.read_bytes(path, 2**20) == content
+
+
+def test_object_is_whole_or_the_old_one(bucket, path):
+  with files.replacing(path, mode='w', encoding='utf-8') as file:
+    file.write('ä')
+  with (
+    contextlib.suppress(KeyboardInterrupt),
+    files.replacing(path) as file,
+  ):
+    file.write(b'half')
+    raise KeyboardInterrupt
+  bucket.fail(403)
+  with (
+    pytest.raises(UserError, match=r'Cannot write .*: permission denied'),
+    files.writing(path),
+    files.replacing(path) as file,
+  ):
+    file.write(b'new')
+  assert bucket.contents('run') == {'x': 'ä'.encode()}
+
+
+def test_events_of_tensorboard_are_put_whole(bucket):
+  workdir = Workdir('gs://bucket/run')
+  with workdir.lock():
+    writer = metric_writers.SummaryWriter(str(workdir.events))
+    for step in (1, 2):
+      writer.write_scalars(step, {'loss': 0.5})
+      writer.flush()
+      workdir.sync_metrics()
+      (file,) = workdir.events.iterdir()
+      found = bucket.contents('run/tensorboard')
+      assert found == {file.name: file.read_bytes()}
+    writer.close()
+  assert '.lock' not in bucket.contents('run')
+
+
+# Leases.
+
+
+def test_one_of_many_starts_at_once(bucket, path):
+  found, refused = [], []
+
+  def start(number):
+    try:
+      found.append(buckets.Lease(path, f'process {number} on here'))
+    except UserError as error:
+      refused.append(str(error))
+
+  threads = [threading.Thread(target=start, args=[n]) for n in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  (lease,) = found
+  assert len(refused) == 7
+  assert all('is in use by process ' in line for line in refused)
+  lease.release()
+  assert not bucket.contents()
+  buckets.Lease(path, 'next').release()
+
+
+def test_lease_whose_answer_was_lost_is_held(bucket, path):
+  bucket.fail('lost', method='POST', times=1)
+  lease = buckets.Lease(path, 'process 1 on here')
+  with pytest.raises(UserError, match='in use by process 1 on here'):
+    buckets.Lease(path, 'process 2 on here')
+  lease.release()
+  assert not bucket.contents()
+
+
+def test_lease_is_renewed(bucket, path, monkeypatch):
+  monkeypatch.setattr(buckets, '_RENEW', 0.01)
+  lease = buckets.Lease(path, 'first')
+  before = bucket.contents()
+  while bucket.contents() == before:
+    time.sleep(0.01)
+  lease.check()
+  lease.release()
+  assert not bucket.contents()
+
+
+def test_paused_process_finds_its_lease_taken(bucket, path, monkeypatch):
+  monkeypatch.setattr(buckets, 'LEASE', 0)
+  paused = buckets.Lease(path, 'paused')
+  monkeypatch.undo()
+  taken = buckets.Lease(path, 'second')  # It was expired.
+  monkeypatch.setattr(paused, '_renewed', 0)
+  there = bucket.contents()
+  with pytest.raises(UserError, match='was taken by another process'):
+    paused.check()
+  paused.release()
+  assert bucket.contents() == there
+  taken.check()
+  taken.release()
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+  ('name', 'said'),
+  [('s3://bucket/run', 'only gs://'), ('gs:///run', 'names no bucket')],
+)
+def test_other_places_are_refused(name, said):
+  with pytest.raises(UserError, match=said):
+    Workdir(name)
+
+
+def test_missing_package_is_named(monkeypatch):
+  monkeypatch.setattr(buckets.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UserError, match=r'pip install .*gcs'):
+    Workdir('gs://bucket/run')
