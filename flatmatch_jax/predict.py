@@ -12,15 +12,11 @@ import pathlib
 import re
 import sys
 
-import numpy as np
-
 from flatmatch_jax.data import images
-from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, files, messages
-from flatmatch_jax.training import load
+from flatmatch_jax.training import classifier as classifier_lib
+from flatmatch_jax.training.classifier import BATCH, Classifier
 from flatmatch_jax.types import UserError
-
-_BATCH = 256
 
 
 def look_at(paths: list[str]) -> images.Found:
@@ -46,24 +42,17 @@ def look_at(paths: list[str]) -> images.Found:
 
 
 def predict(
-  classifier: load.Classifier, paths: list[pathlib.Path], write_row
+  classifier: Classifier, paths: list[pathlib.Path], write_row
 ) -> list[str]:
   """Calls `write_row(file, class name, class, confidence)` for each image.
 
   Returns the complaints about files that could not be read.
   """
   complaints = []
-  height, width, channels = classifier.dataset['image_shape']
-  # Of an image that just covers it the test sees this share, in the centre.
-  seen = classifier.dataset['test_share']
-  whole = round(height / seen), round(width / seen)
-  top, left = (whole[0] - height) // 2, (whole[1] - width) // 2
-  names = classifier.dataset['class_names']
-  for start in range(0, len(paths), _BATCH):
-    batch = paths[start : start + _BATCH]
-    pixels = np.zeros((len(batch), *whole, channels), np.uint8)
-    unreadable = images.read_into(pixels, batch)
-    pixels = pixels[:, top : top + height, left : left + width]
+  names = classifier.class_names
+  for start in range(0, len(paths), BATCH):
+    batch = paths[start : start + BATCH]
+    pixels, unreadable = classifier.read(batch)
     complaints += [
       f'{batch[number]} cannot be read as an image: {reason}'
       for number, reason in unreadable.items()
@@ -91,7 +80,7 @@ def main():
   paths, others = look_at(args.paths)
   if args.out:
     files.check_target('--out', args.out)
-  classifier = load.load_classifier(Workdir(args.workdir), args.checkpoint)
+  classifier = classifier_lib.load(args.workdir, args.checkpoint)
   if others:
     named = [f'{path} ({why})' for path, why in others.items()]
     messages.say(f'Skipped {len(named)} other files: {messages.some(named)}.')

@@ -13,11 +13,12 @@ from PIL import Image
 import pytest
 import runs
 
+import flatmatch_jax
 from flatmatch_jax import data, evaluate, predict
 from flatmatch_jax.report import __main__ as report
-from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import classifier as classifier_lib
 from flatmatch_jax.training import load
 
 
@@ -33,7 +34,7 @@ def run(workdir):
 
 @pytest.fixture(scope='module')
 def classifier(workdir):
-  return load.load_classifier(Workdir(workdir))
+  return flatmatch_jax.load(workdir)
 
 
 @pytest.fixture(scope='module')
@@ -71,7 +72,7 @@ def ready(run, classifier, monkeypatch):
   """Reading a run takes seconds: take the one that is there."""
   monkeypatch.setattr(load, 'load_run', lambda files, which='latest': run)
   monkeypatch.setattr(
-    load, 'load_classifier', lambda files, which='latest': classifier
+    classifier_lib, 'load', lambda path, which='latest': classifier
   )
 
 
@@ -91,26 +92,6 @@ def assert_line(code, stderr, *named):
   assert 'Traceback' not in stderr
   for words in named:
     assert str(words) in stderr
-
-
-def test_a_classifier_is_the_run_without_its_optimizer(
-  run, classifier, images, monkeypatch
-):
-  state = run.state
-  (probs,) = run.classify([state.ema_params], state.batch_stats, images)
-  np.testing.assert_array_equal(classifier.probabilities(images), probs)
-
-
-def test_a_classifier_reads_no_more_than_it_needs(workdir, monkeypatch):
-  restore, asked = Checkpoints.restore, []
-
-  def spy(self, like, which):
-    asked.append(set(like))
-    return restore(self, like, which)
-
-  monkeypatch.setattr(Checkpoints, 'restore', spy)
-  load.load_classifier(Workdir(workdir))
-  assert asked == [{'ema_params', 'batch_stats'}]
 
 
 # Evaluate.
@@ -219,7 +200,7 @@ def test_process_gives_files_the_classes_of_arrays(
 def test_more_images_than_a_batch(
   call, ready, workdir, images, classes, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(predict, '_BATCH', 8)
+  monkeypatch.setattr(predict, 'BATCH', 8)
   save_all(images, tmp_path)
   (tmp_path / '03x.png').write_text('not an image')
   code, stdout, stderr = call(predict, '--workdir', workdir, tmp_path)
@@ -233,15 +214,14 @@ def test_class_names_are_those_of_the_run(tmp_path):
   for name, value in (('a', 0), ('b', 255), ('c', 0)):
     Image.new('RGB', (40, 30), (value,) * 3).save(tmp_path / f'{name}.png')
   (tmp_path / 'bad.png').write_bytes(b'')
-  classifier = load.Classifier(
-    dataset={
-      'image_shape': [8, 8, 3],
-      'test_share': 1.0,
-      'class_names': ['ink', 'Blatt Papier'],
-    },
-    probabilities=lambda images: np.stack(
+  classifier = classifier_lib.Classifier(
+    class_names=('ink', 'Blatt Papier'),
+    image_shape=(8, 8, 3),
+    test_share=1.0,
+    run=lambda images: np.stack(
       [1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1
     ),
+    about={},
   )
   rows = []
   files = predict.look_at([str(tmp_path)]).images

@@ -125,6 +125,14 @@ def test_checksum_sees_exchanged_arrays():
   assert checksums([a, b]) != checksums([b, a])
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'uint8', 'bool'])
+def test_checksum_on_the_host_is_that_of_a_device(dtype):
+  """Without compiling; the array has no simple layout."""
+  array = np.random.RandomState(0).randn(3, 5, 7).astype(jnp.dtype(dtype))
+  array = array.transpose(2, 0, 1)
+  assert checksums({'x': array}) == checksums({'x': jnp.asarray(array)})
+
+
 def test_checksum_does_not_depend_on_devices():
   mesh = sharding.make_mesh()
   state = {'x': jax.random.normal(jax.random.key(0), (8, 4))}
