@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from flatmatch_jax.training.classifier import load as load
+  from flatmatch_jax.training.fit import fit as fit
 
 IMPORT_BEGAN = time.perf_counter()  # The log says how long starting took.
 
 # What users call, imported when it is first used: that takes seconds.
-_PUBLIC = {'load': 'flatmatch_jax.training.classifier'}
+_PUBLIC = {
+  'fit': 'flatmatch_jax.training.fit',
+  'load': 'flatmatch_jax.training.classifier',
+}
 
 
 def __getattr__(name: str):
