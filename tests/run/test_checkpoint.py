@@ -1,6 +1,7 @@
 """Checkpoints: which are kept, and that damage to any file is found out."""
 
 import json
+import logging
 import resource
 import shutil
 import time
@@ -89,6 +90,21 @@ def test_policy_of_checkpoints(tmp_path, errors, kept, best):
   assert Checkpoints(tmp_path / 'checkpoints').steps() == kept
   assert restored_step(tmp_path / 'checkpoints') == max(errors)
   assert restored_step(tmp_path / 'checkpoints', 'best') == best
+
+
+def test_a_step_without_an_error_is_no_cause_to_warn(tmp_path, monkeypatch):
+  """In a program that has not silenced Orbax, such as a notebook."""
+  lines = []
+  handler = logging.Handler()
+  handler.emit = lambda record: lines.append(record.getMessage())
+  logger = logging.getLogger('absl')
+  monkeypatch.setattr(logger, 'handlers', [handler])
+  level = logger.level
+  logger.setLevel(logging.WARNING)
+  save(tmp_path / 'checkpoints', {1: None})
+  assert logger.level == logging.WARNING
+  logger.setLevel(level)
+  assert lines == []
 
 
 # Checksums.
