@@ -1,10 +1,13 @@
 """A batch from arrays of one's own, and the pure step that takes it."""
 
+import re
+
 from conftest import NUM_CLASSES, STEPS, Setup
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import ROOT
 
 from flatmatch_jax import methods
 from flatmatch_jax.data import batch as batch_lib
@@ -57,6 +60,22 @@ def test_a_step_needs_no_truth():
   assert jnp.isfinite(metrics['worst_loss'])
   for one, other in zip(*found, strict=True):
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures('tiny_network')
+def test_the_loop_of_the_guide_trains():
+  """With a method that compiles fast."""
+  guide = (ROOT / 'docs' / 'guide.md').read_text()
+  (text,) = re.findall(r'```python\n(import jax\n.*?)```', guide, re.DOTALL)
+  text = text.replace("'freematch'", "'pseudo_label', {'steps': steps}")
+  names = {
+    'steps': 9,
+    'images': UNLABELED,
+    'yours': 2 * [(LABELED, LABELS, UNLABELED)],
+  }
+  exec(text, names)
+  assert int(names['state'].step) == 2
+  assert jnp.isfinite(names['metrics']['labeled_loss'])
 
 
 def test_images_that_are_not_bytes_are_refused():
