@@ -6,7 +6,7 @@ python main.py --config configs/cifar10.py:method=fixmatch,labels=4000,seed=1
 python main.py --config configs/cifar10.py:method=supervised,labels=all
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

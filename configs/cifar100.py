@@ -4,7 +4,7 @@ python main.py --config configs/cifar100.py --workdir runs/cifar100
 python main.py --config configs/cifar100.py:method=flatmatch_e,labels=10000
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

@@ -7,7 +7,8 @@ A network with 1.2 million parameters; 8,000 steps, or 16,000 with more than
 1,000 labels.
 """
 
-from configs import cifar10, common
+from configs import cifar10
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

@@ -6,7 +6,7 @@
 1,437 images to train on, 360 to test on.
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

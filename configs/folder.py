@@ -12,7 +12,7 @@ All labeled images are used, or `labels` drawn from them. Without test/ hold
 some labeled images out with --config.num_val=N. See docs/own_images.md.
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

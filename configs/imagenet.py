@@ -15,8 +15,7 @@ this field, that of USB's usb_cv (STL-10's, which has a ViT-Base), which always
 starts from pretrained weights: give them by --config.pretrained.
 """
 
-from configs import common
-from flatmatch_jax.training import run_length
+from flatmatch_jax.training import common, run_length
 
 
 def get_config(arg=''):

@@ -15,8 +15,7 @@ Batches, weight decay and learning rate are those of the paper's supplement;
 it does not give the number of steps.
 """
 
-from configs import common
-from flatmatch_jax.training import run_length
+from flatmatch_jax.training import common, run_length
 
 # Our class numbers follow this order. Names are those authors', the others are
 # ImageNet's, which TFDS uses as names.

@@ -8,7 +8,7 @@ Images keep their size. The shift is for about 32 pixels; for 96 add
 --config.pad=12, and with fast=false --config.model=wrn_37_2.
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

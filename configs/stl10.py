@@ -4,7 +4,7 @@ python main.py --config configs/stl10.py --workdir runs/stl10
 python main.py --config configs/stl10.py:method=flatmatch_e,labels=1000
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

@@ -6,8 +6,7 @@
 Digits are flipped by default, as in the code behind the published numbers.
 """
 
-from configs import common
-from flatmatch_jax.training import run_length
+from flatmatch_jax.training import common, run_length
 
 
 def get_config(arg=''):

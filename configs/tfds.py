@@ -7,7 +7,7 @@ image_size=96 --config.data_dir=TFDS_DIR
 Images of one size stay as they are; others are brought to `image_size`.
 """
 
-from configs import common
+from flatmatch_jax.training import common
 
 
 def get_config(arg=''):

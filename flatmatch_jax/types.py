@@ -15,13 +15,16 @@ PyTree = Any
 
 
 class Batch(NamedTuple):
-  """One step of augmented data: global arrays, sharded on their first axis."""
+  """One step of augmented data: global arrays, sharded on their first axis.
+
+  `data.batch.from_arrays` makes one from images of your own.
+  """
 
   # 'weak' and other views [B, H, W, C], 'label' [B]; 'index' [B] is the place
   # among the labeled images.
   labeled: dict[str, jax.Array]
   # 'weak', 'strong', … [U, H, W, C], 'index' [U]; 'truth' [U] is for metrics
-  # only, -1 where unknown.
+  # only, -1 where unknown, and may be left out.
   unlabeled: dict[str, jax.Array]
   # 'weak', 'label': images whose labels serve the perturbation only.
   fixed: dict[str, jax.Array] | None = None

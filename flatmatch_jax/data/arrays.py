@@ -31,7 +31,7 @@ def load(data_dir: str | os.PathLike | None) -> Dataset:
   try:
     _check_sizes(path)
     with np.load(path, allow_pickle=False) as file:
-      return _dataset(dict(file))
+      return from_arrays(dict(file))
   except array_files.BROKEN as e:
     raise UserError(
       f'{path} cannot be used: {str(e).rstrip(".")}. Write it anew, or '
@@ -69,7 +69,10 @@ def _check_sizes(path):
     array_files.check_npz(file)
 
 
-def _dataset(arrays):
+def from_arrays(arrays: dict[str, np.ndarray]) -> Dataset:
+  """The dataset of arrays by their names; ValueError says what is wrong."""
+  if ('test_images' in arrays) != ('test_labels' in arrays):
+    raise ValueError('test_images and test_labels go together; give both')
   labels = {
     name: _labels(arrays, f'{name}_labels', f'{name}_images')
     for name in ('labeled', 'test')
@@ -113,8 +116,11 @@ def _images(arrays, name):
   """An array of images as [N, H, W, C]."""
   images = arrays[name]
   if images.dtype != np.uint8:
+    numbers = images.size and images.dtype.kind in 'biuf'
+    extent = f' from {images.min():g} to {images.max():g}' if numbers else ''
     raise ValueError(
-      f'{name} are {images.dtype}, not uint8; scale them to 0..255 and convert'
+      f'{name} are {images.dtype}{extent}, not uint8; scale them to 0..255 and '
+      'convert, such as np.uint8(np.round(255 * images)) from 0..1'
     )
   if images.ndim == 3:
     images = images[..., None]
@@ -131,7 +137,8 @@ def _labels(arrays, name, images):
   if labels.ndim != 1 or labels.dtype.kind not in 'iu' or not len(labels):
     raise ValueError(
       f'{name} are {labels.dtype} of shape {labels.shape}; one integer for '
-      'each image is needed'
+      'each image is needed. Of texts, class_names, labels = np.unique(texts, '
+      'return_inverse=True) makes them'
     )
   if arrays[images].shape[:1] != labels.shape:
     raise ValueError(

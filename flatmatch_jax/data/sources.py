@@ -6,7 +6,6 @@ scikit-learn are imported only when a source that needs them is loaded.
 """
 
 import contextlib
-import logging
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from flatmatch_jax.data import images
-from flatmatch_jax.system.messages import quiet_tensorflow
+from flatmatch_jax.system.messages import errors_only, quiet_tensorflow
 from flatmatch_jax.types import UserError
 
 
@@ -138,7 +137,7 @@ def prepared(name: str, data_dir: str | os.PathLike | None):
   tfds = import_tfds()
   folder = os.path.expanduser(data_dir or tfds.core.constants.DATA_DIR)
   try:
-    with _errors_only(logging.getLogger('absl')):
+    with errors_only('absl'):
       builder = tfds.builder(
         name, data_dir=folder if data_dir else None, try_gcs=False
       )
@@ -172,17 +171,6 @@ def import_tfds() -> types.ModuleType:
   with contextlib.suppress(RuntimeError):
     tf.config.set_visible_devices([], 'GPU')
   return tfds
-
-
-@contextlib.contextmanager
-def _errors_only(logger: logging.Logger):
-  """Hides what TFDS warns itself of, such as its own deprecated calls."""
-  level = logger.level
-  logger.setLevel(logging.ERROR)
-  try:
-    yield
-  finally:
-    logger.setLevel(level)
 
 
 def _is_known(name: str) -> bool:

@@ -10,18 +10,13 @@ trained model is unsure of, with its guess. Only this machine can open the page.
 
 import contextlib
 import importlib.util
-import pathlib
 import secrets
 import threading
 
-import numpy as np
-
-from flatmatch_jax.data import images
 from flatmatch_jax.label.rank import Classify, Ranking
 from flatmatch_jax.label.store import Store
-from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, messages
-from flatmatch_jax.training import load
+from flatmatch_jax.training import classifier
 from flatmatch_jax.types import UserError
 
 
@@ -74,15 +69,8 @@ def training(store: Store) -> str:
 
 def load_model(workdir: str) -> tuple[list[str], Classify]:
   """The classes of a run, and its probabilities of image files."""
-  classifier = load.load_classifier(Workdir(workdir))
-  shape = tuple(classifier.dataset['image_shape'])
-
-  def classify(paths: list[pathlib.Path]) -> np.ndarray:
-    pixels = images.empty(len(paths), shape)
-    images.read_into(pixels, paths)
-    return classifier.probabilities(pixels)
-
-  return classifier.dataset['class_names'], classify
+  model = classifier.load(workdir)
+  return list(model.class_names), model.probabilities
 
 
 if __name__ == '__main__':

@@ -172,7 +172,8 @@ class Checkpoints:
     """Starts saving; `notes` are what JSON can hold: seconds, class names."""
     notes = notes | {'checksums': checksums(state), 'error': error}
     notes['crc32'] = _crc32(notes)
-    with writing(self._directory):
+    # Orbax warns at each step that has no error to choose the best by.
+    with writing(self._directory), messages.errors_only('absl'):
       self._open().save(
         step,
         args=ocp.args.Composite(

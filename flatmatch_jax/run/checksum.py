@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flatmatch_jax.types import PyTree
 
@@ -15,9 +16,21 @@ def checksums(tree: PyTree) -> dict[str, int]:
   # One array after another: many virtual devices of a CPU that sum at once can
   # wait for each other until XLA aborts. Equal shapes compile once.
   return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): int(_of_leaf(leaf))
+    jax.tree_util.keystr(path, simple=True, separator='/'): int(
+      _of_host(leaf) if isinstance(leaf, np.ndarray) else _of_leaf(leaf)
+    )
     for path, leaf in jax.tree.leaves_with_path(tree)
   }
+
+
+def _of_host(leaf: np.ndarray):
+  """The same of an array of the host: to compile would take longer."""
+  leaf = np.ascontiguousarray(leaf)
+  bits = np.dtype(f'uint{8 * min(leaf.dtype.itemsize, 4)}')
+  words = leaf.view(bits).astype(np.uint32).ravel()
+  return _mix(words, np.arange(len(words), dtype=np.uint32)).sum(
+    dtype=np.uint32
+  )
 
 
 @jax.jit
@@ -33,9 +46,13 @@ def _of_leaf(leaf):
   for axis, size in enumerate(words.shape):
     index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
     position = position * jnp.uint32(size) + index
+  return _mix(words, position).sum(dtype=jnp.uint32)
+
+
+def _mix(words, position):
   # MurmurHash3's last rounds: one to one, and equal words at two places or
   # equal changes of two words do not cancel.
-  mixed = words ^ ((position + 1) * jnp.uint32(0x9E3779B1))
+  mixed = words ^ ((position + 1) * np.uint32(0x9E3779B1))
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-    mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
-  return mixed.sum(dtype=jnp.uint32)
+    mixed = (mixed ^ (mixed >> np.uint32(shift))) * np.uint32(factor)
+  return mixed

@@ -76,7 +76,7 @@ class Workdir:
     path = self.path / name
     try:
       return files.read_json(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
       raise UserError(
         f'{self.path} is not the folder of a run: it has no {name}. Give the '
         '--workdir of a finished or running `python main.py`.'

@@ -328,7 +328,7 @@ def _describe(clean: Pass, batch):
     return metrics
   label, weight = metrics.pop('pseudo_labels')
   num_classes = clean.outputs['labeled'].logits.shape[-1]
-  truth = batch.unlabeled['truth']
+  truth = batch.unlabeled.get('truth', -1)
   known = jnp.where(truth >= 0, weight, 0.0)
   histogram = jnp.mean(jax.nn.one_hot(label, num_classes), axis=0)
   if num_classes <= _SHOWN_CLASSES:

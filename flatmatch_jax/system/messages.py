@@ -1,7 +1,8 @@
 """Lines for people: what is said, and how much of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -40,6 +41,19 @@ def some(names: Sequence[str]) -> str:
   text = ', '.join(names[:SHOWN]) or 'nothing'
   more = len(names) - SHOWN
   return f'{text} and {more} more' if more > 0 else text
+
+
+@contextlib.contextmanager
+def errors_only(name: str) -> Iterator[None]:
+  """Hides what a library warns itself of in its logger, such as what it does
+  not need, or its own deprecated calls."""
+  logger = logging.getLogger(name)
+  level = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
 
 
 def quiet_tensorflow() -> None:

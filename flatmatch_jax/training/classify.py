@@ -20,6 +20,12 @@ class Classify(Protocol):
   ) -> list[np.ndarray]: ...
 
 
+def apply(model, mean, std, variables: PyTree, images) -> jax.Array:
+  """Probabilities [N, K] of uint8 images [N, H, W, C]."""
+  images = augment.normalize(images, mean, std)
+  return jax.nn.softmax(model.apply(variables, images, train=False).logits)
+
+
 def make_classifier(
   model, mean, std, batch_size: int, mesh: jax.sharding.Mesh
 ) -> Classify:
@@ -42,8 +48,7 @@ def make_classifier(
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def probabilities(params, batch_stats, images):
     variables = {'params': gather(params), 'batch_stats': batch_stats}
-    images = augment.normalize(images, mean, std)
-    return jax.nn.softmax(model.apply(variables, images, train=False).logits)
+    return apply(model, mean, std, variables, images)
 
   def classify(weights, batch_stats, images, keep=np.asarray):
     rows: list[list] = [[] for _ in weights]

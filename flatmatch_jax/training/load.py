@@ -1,10 +1,10 @@
 """What there is already: a config file, and a run with its data."""
 
-from collections.abc import Callable
 import pathlib
 import runpy
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +14,9 @@ from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import recipes
 from flatmatch_jax.system import sharding
-from flatmatch_jax.training import classify
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import program as program_lib
-from flatmatch_jax.types import DatasetInfo, TrainState, UserError
+from flatmatch_jax.types import DatasetInfo, PyTree, TrainState, UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 _MAX_SIDE = 2**14  # Pixels of an image that a workdir may ask for.
@@ -60,14 +59,17 @@ def load_run(files: Workdir, which: str = 'latest') -> Run:
   return Run(config, dataset, state, program.classify, program)
 
 
-class Classifier(NamedTuple):
-  """The averaged weights of a run and what else it takes to classify."""
+class Trained(NamedTuple):
+  """A run's averaged weights, on the host, and the network they are for."""
 
+  config: Any
   dataset: dict[str, Any]  # The content of dataset.json.
-  probabilities: Callable[..., np.ndarray]  # uint8 images [n, ...] -> [n, K]
+  step: int
+  model: nn.Module
+  variables: dict[str, PyTree]  # 'params' and, if it has some, 'batch_stats'.
 
 
-def load_classifier(files: Workdir, which: str = 'latest') -> Classifier:
+def load_trained(files: Workdir, which: str = 'latest') -> Trained:
   """Reads nothing but averaged weights and running statistics."""
   config, dataset = _read_description(files)
   method, _ = recipes.parse(config.method)
@@ -78,30 +80,18 @@ def load_classifier(files: Workdir, which: str = 'latest') -> Classifier:
     tuple(head for head in heads if head.evaluated),
     config.dtype,
   )
-  mesh = program_lib.make_mesh(config)
   image = jnp.zeros((1, *dataset['image_shape']))
   variables = jax.eval_shape(
     lambda rng: model.init(rng, image, train=True), jax.random.key(0)
   )
-  like = {'ema_params': variables['params']}
+  like = {'step': np.int32(0), 'ema_params': variables['params']}
   if 'batch_stats' in variables:
     like['batch_stats'] = variables['batch_stats']
-  like = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=sharding.replicated(mesh)
-    ),
-    like,
-  )
-  weights = _restore(files, dataset, like, which)
-  run = classify.make_classifier(
-    model, config.mean, config.std, config.eval_batch_size, mesh
-  )
-
-  def probabilities(images):
-    params, stats = weights['ema_params'], weights.get('batch_stats', {})
-    return run([params], stats, images)[0]
-
-  return Classifier(dataset, probabilities)
+  # Arrays of numpy are read to the host, where nothing has to be compiled.
+  like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+  state = _restore(files, dataset, like, which)
+  step, params = int(state.pop('step')), state.pop('ema_params')
+  return Trained(config, dataset, step, model, {'params': params, **state})
 
 
 def _read_description(files: Workdir):

@@ -71,7 +71,7 @@ def check(config) -> None:
     if not isinstance(_field(config, name), kind):
       raise UserError(
         f'config.{name}={shortened(config[name])} has the wrong type; see '
-        'configs/common.py for what it is.'
+        'flatmatch_jax/training/common.py for what it is.'
       )
   for name, rule in FIELDS.items():
     check_number(name, _field(config, name), rule)
@@ -92,7 +92,7 @@ def _field(config, name):
     if part not in value:
       raise UserError(
         f'The config has no field {name!r}; take it over from '
-        'configs/common.py.'
+        'flatmatch_jax/training/common.py.'
       )
     value = value[part]
   return value

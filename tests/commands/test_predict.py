@@ -13,11 +13,12 @@ from PIL import Image
 import pytest
 import runs
 
+import flatmatch_jax
 from flatmatch_jax import data, evaluate, predict
 from flatmatch_jax.report import __main__ as report
-from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
+from flatmatch_jax.training import classifier as classifier_lib
 from flatmatch_jax.training import load
 
 
@@ -33,7 +34,7 @@ def run(workdir):
 
 @pytest.fixture(scope='module')
 def classifier(workdir):
-  return load.load_classifier(Workdir(workdir))
+  return flatmatch_jax.load(workdir)
 
 
 @pytest.fixture(scope='module')
@@ -71,7 +72,7 @@ def ready(run, classifier, monkeypatch):
   """Reading a run takes seconds: take the one that is there."""
   monkeypatch.setattr(load, 'load_run', lambda files, which='latest': run)
   monkeypatch.setattr(
-    load, 'load_classifier', lambda files, which='latest': classifier
+    classifier_lib, 'load', lambda path, which='latest': classifier
   )
 
 
@@ -91,26 +92,6 @@ def assert_line(code, stderr, *named):
   assert 'Traceback' not in stderr
   for words in named:
     assert str(words) in stderr
-
-
-def test_a_classifier_is_the_run_without_its_optimizer(
-  run, classifier, images, monkeypatch
-):
-  state = run.state
-  (probs,) = run.classify([state.ema_params], state.batch_stats, images)
-  np.testing.assert_array_equal(classifier.probabilities(images), probs)
-
-
-def test_a_classifier_reads_no_more_than_it_needs(workdir, monkeypatch):
-  restore, asked = Checkpoints.restore, []
-
-  def spy(self, like, which):
-    asked.append(set(like))
-    return restore(self, like, which)
-
-  monkeypatch.setattr(Checkpoints, 'restore', spy)
-  load.load_classifier(Workdir(workdir))
-  assert asked == [{'ema_params', 'batch_stats'}]
 
 
 # Evaluate.
@@ -219,7 +200,7 @@ def test_process_gives_files_the_classes_of_arrays(
 def test_more_images_than_a_batch(
   call, ready, workdir, images, classes, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(predict, '_BATCH', 8)
+  monkeypatch.setattr(predict, 'BATCH', 8)
   save_all(images, tmp_path)
   (tmp_path / '03x.png').write_text('not an image')
   code, stdout, stderr = call(predict, '--workdir', workdir, tmp_path)
@@ -233,27 +214,84 @@ def test_class_names_are_those_of_the_run(tmp_path):
   for name, value in (('a', 0), ('b', 255), ('c', 0)):
     Image.new('RGB', (40, 30), (value,) * 3).save(tmp_path / f'{name}.png')
   (tmp_path / 'bad.png').write_bytes(b'')
-  classifier = load.Classifier(
-    dataset={
-      'image_shape': [8, 8, 3],
-      'test_share': 1.0,
-      'class_names': ['ink', 'Blatt Papier'],
-    },
-    probabilities=lambda images: np.stack(
+  classifier = classifier_lib.Classifier(
+    class_names=('ink', 'Blatt Papier'),
+    image_shape=(8, 8, 3),
+    test_share=1.0,
+    run=lambda images: np.stack(
       [1 - images[:, 0, 0, 0] / 255, images[:, 0, 0, 0] / 255], -1
     ),
+    about={},
   )
-  rows = []
   files = predict.look_at([str(tmp_path)]).images
-  complaints = predict.predict(classifier, files, rows.append)
+  table = predict.Table(classifier.class_names, 1, False)
+  rows, complaints = [], []
+  predict.predict(
+    classifier,
+    files,
+    lambda *found: rows.append(table.row(*found)),
+    lambda *why: complaints.append(why),
+  )
   named = [(pathlib.Path(row[0]).name, row[1], row[2]) for row in rows]
   assert named == [
-    ('a.png', 'ink', 0),
-    ('b.png', 'Blatt Papier', 1),
-    ('c.png', 'ink', 0),
+    ('a.png', 'ink', '0'),
+    ('b.png', 'Blatt Papier', '1'),
+    ('c.png', 'ink', '0'),
   ]
-  (complaint,) = complaints
-  assert complaint.startswith(f'{tmp_path / "bad.png"} cannot be read')
+  ((path, reason),) = complaints
+  assert path == tmp_path / 'bad.png'
+  assert reason.startswith('not one of')
+
+
+def test_more_than_the_best_class(
+  call, ready, classifier, workdir, images, tmp_path
+):
+  """The same numbers in a table and as JSON, in the order of the arrays."""
+  save_all(images[:5], tmp_path / 'in')
+  probs = classifier.probabilities(images[:5])
+  order = np.argsort(-probs)[:, :3]
+  found = {}
+  for name in ('a.csv', 'a.jsonl'):
+    code, stdout, _ = call(
+      predict, '--workdir', workdir, tmp_path / 'in', '--out', tmp_path / name,
+      '--top', 3, '--probabilities',
+    )  # fmt: skip
+    assert code == 0
+    assert '5 predictions' in stdout
+    found[name] = (tmp_path / name).read_text()
+  table, items = rows_of(found['a.csv']), found['a.jsonl'].splitlines()
+  for row, line, best, expected in zip(table, items, order, probs, strict=True):
+    item = json.loads(line)
+    columns = ('class', 'class_2', 'class_3')
+    assert [int(row[name]) for name in columns] == best.tolist()
+    assert [place['class'] for place in item['top']] == best.tolist()
+    assert row['label_3'] == item['top'][2]['label'] == str(best[2])
+    values = [float(row[f'p_{digit}']) for digit in range(10)]
+    np.testing.assert_allclose(values, expected, atol=6e-5)
+    values = [item['probabilities'][str(digit)] for digit in range(10)]
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+    assert item['confidence'] == max(values)
+
+
+@pytest.mark.parametrize('top', [0, 11])
+def test_as_many_classes_as_there_are(call, ready, workdir, tmp_path, top):
+  save_all(np.zeros((1, 8, 8, 1), np.uint8), tmp_path)
+  code, _, stderr = call(predict, '--workdir', workdir, tmp_path, '--top', top)
+  assert_line(code, stderr, f'--top {top}', 'from 1 to 10')
+
+
+def test_a_bar_is_for_a_terminal(
+  call, ready, workdir, images, tmp_path, monkeypatch
+):
+  save_all(images[:5], tmp_path / 'in')
+  (tmp_path / 'in' / '2x.png').write_text('not an image')
+  args = (predict, '--workdir', workdir, tmp_path / 'in')
+  for terminal, out, shown in ((0, 1, 0), (1, 1, 1), (1, 0, 0)):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda t=terminal: bool(t))
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda t=terminal: bool(t))
+    _, _, stderr = call(*args, *(['--out', tmp_path / 'a.csv'] if out else []))
+    assert ('6/6' in stderr) == shown
+    assert stderr.count('skipped') == 1
 
 
 @pytest.mark.parametrize('before', [(), ('preds.csv',)])

@@ -94,7 +94,10 @@ def test_columns_first_in_memory_is_the_same(file):
     ({'test_labels': None}, "no array 'test_labels'"),
     ({'test_images': None}, "no array 'test_images'"),
     ({'x': np.zeros(3)}, "'x' is none of labeled_images"),
-    ({'labeled_images': np.zeros((6, 8, 9, 3))}, 'are float64, not uint8'),
+    (
+      {'labeled_images': np.zeros((6, 8, 9, 3))},
+      'are float64 from 0 to 0, not uint8',
+    ),
     ({'unlabeled_images': np.zeros((5, 8, 9, 4), np.uint8)}, '9, 4.* not .N'),
     ({'unlabeled_images': np.zeros((5, 8), np.uint8)}, r'\(5, 8\) are not'),
     ({'unlabeled_images': np.zeros((0, 8, 9, 3), np.uint8)}, 'at least one'),

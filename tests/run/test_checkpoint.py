@@ -1,6 +1,7 @@
 """Checkpoints: which are kept, and that damage to any file is found out."""
 
 import json
+import logging
 import resource
 import shutil
 import time
@@ -91,6 +92,21 @@ def test_policy_of_checkpoints(tmp_path, errors, kept, best):
   assert restored_step(tmp_path / 'checkpoints', 'best') == best
 
 
+def test_a_step_without_an_error_is_no_cause_to_warn(tmp_path, monkeypatch):
+  """In a program that has not silenced Orbax, such as a notebook."""
+  lines = []
+  handler = logging.Handler()
+  handler.emit = lambda record: lines.append(record.getMessage())
+  logger = logging.getLogger('absl')
+  monkeypatch.setattr(logger, 'handlers', [handler])
+  level = logger.level
+  logger.setLevel(logging.WARNING)
+  save(tmp_path / 'checkpoints', {1: None})
+  assert logger.level == logging.WARNING
+  logger.setLevel(level)
+  assert lines == []
+
+
 # Checksums.
 
 
@@ -123,6 +139,14 @@ def test_checksum_sees_exchanged_numbers(one, other):
 def test_checksum_sees_exchanged_arrays():
   a, b = jnp.arange(4.0), jnp.ones(4)
   assert checksums([a, b]) != checksums([b, a])
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'uint8', 'bool'])
+def test_checksum_on_the_host_is_that_of_a_device(dtype):
+  """Without compiling; the array has no simple layout."""
+  array = np.random.RandomState(0).randn(3, 5, 7).astype(jnp.dtype(dtype))
+  array = array.transpose(2, 0, 1)
+  assert checksums({'x': array}) == checksums({'x': jnp.asarray(array)})
 
 
 def test_checksum_does_not_depend_on_devices():

@@ -1,11 +1,13 @@
 """What SECURITY.md says of the program itself."""
 
 import ast
+import json
 import os
 import pathlib
 import re
 
 import jax
+import numpy as np
 import pytest
 from runs import ROOT
 
@@ -180,19 +182,22 @@ def test_terminals_are_not_steered(text, shown, capsys):
     ('a=1', 'a=1', 'a=1'),
   ],
 )
-def test_spreadsheets_do_not_compute_names(tmp_path, name, file, label):
-  path = tmp_path / 'out.csv'
-  with predict._output(str(path)) as write_row:
-    write_row([name, name, 3, '0.5000'])
-  assert path.read_text() == f'{file},{label},3,0.5000\n'
+def test_spreadsheets_do_not_compute_names(name, file, label):
+  table = predict.Table([name, 'b'], 1, True)
+  row = table.row(pathlib.Path(name), np.array([0.75, 0.25]))
+  assert row == [file, label, '0', '0.7500', '0.7500', '0.2500']
+  assert table.header()[4:] == [f'p_{name}', 'p_b']
 
 
 def test_names_of_any_bytes_are_written_as_they_are(tmp_path, capsys):
-  path = tmp_path / 'out.csv'
-  name = os.fsdecode(b'\xff\x1b.png')
-  with predict._output(str(path)) as write_row:
-    write_row([name, 'cat', 3, '0.5000'])
-  assert path.read_bytes() == b'\xff\x1b.png,cat,3,0.5000\r\n'
-  with predict._output(None) as write_row:
-    write_row([name, 'cat', 3, '0.5000'])
-  assert capsys.readouterr().out == '\\udcff\\x1b.png,cat,3,0.5000\r\n'
+  name, probs = os.fsdecode(b'\xff\x1b.png'), np.array([0.25, 0.75])
+  table = predict.Table(['a', 'b'], 1, False)
+  for out in (tmp_path / 'out.csv', tmp_path / 'out.jsonl', None):
+    with predict._output(out and str(out), table) as write:
+      write(pathlib.Path(name), probs)
+  _, row = (tmp_path / 'out.csv').read_bytes().splitlines()
+  assert row == b'\xff\x1b.png,b,1,0.7500'
+  item = json.loads((tmp_path / 'out.jsonl').read_text())
+  assert item == {'file': name, 'label': 'b', 'class': 1, 'confidence': 0.75}
+  printed = capsys.readouterr().out.splitlines()
+  assert printed[1] == '\\udcff\\x1b.png,b,1,0.7500'
