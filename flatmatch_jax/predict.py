@@ -117,7 +117,11 @@ class Table:
 
 def main():
   parser = cli.Parser(description='Classifies image files.')
-  parser.add_argument('--workdir', required=True, help='folder of the run')
+  model = parser.add_mutually_exclusive_group(required=True)
+  model.add_argument('--workdir', help='folder of the run')
+  model.add_argument(
+    '--model', help='or an exported file, or a model of the package by name'
+  )
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'
   )
@@ -136,7 +140,7 @@ def main():
   paths, others = look_at(args.paths)
   if args.out:
     files.check_target('--out', args.out)
-  classifier = classifier_lib.load(args.workdir, args.checkpoint)
+  classifier = classifier_lib.load(args.workdir or args.model, args.checkpoint)
   table = Table(classifier.class_names, args.top, args.probabilities)
   if others:
     named = [f'{path} ({why})' for path, why in others.items()]

@@ -77,7 +77,10 @@ class ResNet(nn.Module):
     block_class = nn.remat(Bottleneck) if self.remat else Bottleneck
     x = _conv(x, self.width, 'stem', self.dtype, size=7, stride=2)
     x = nn.relu(norm(name='norm')(x))
-    x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+    # By keywords: jax2onnx takes no others.
+    x = nn.max_pool(
+      x, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1))
+    )
     for stage, blocks in enumerate(self.blocks):
       for block in range(blocks):
         x = block_class(

@@ -138,6 +138,25 @@ def _safetensors(file: BinaryIO) -> dict[str, Stored]:
   return arrays
 
 
+def to_safetensors(
+  arrays: dict[str, np.ndarray], metadata: dict[str, str]
+) -> bytes:
+  """A .safetensors file of float32 arrays."""
+  header: dict[str, Any] = {'__metadata__': metadata}
+  content, end = [], 0
+  for name, array in sorted(arrays.items()):
+    content.append(np.asarray(array, '<f4').tobytes())
+    begin, end = end, end + len(content[-1])
+    header[name] = {
+      'dtype': 'F32',
+      'shape': list(np.shape(array)),
+      'data_offsets': [begin, end],
+    }
+  text = json.dumps(header).encode()
+  text += b' ' * (-len(text) % 8)  # Arrays begin at multiples of 8 bytes.
+  return b''.join([len(text).to_bytes(8, 'little'), text, *content])
+
+
 def _checked(name, entry):
   match entry:
     case {

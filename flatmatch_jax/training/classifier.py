@@ -11,7 +11,7 @@ import numpy as np
 from flatmatch_jax.data import images as images_lib
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import messages, sharding
-from flatmatch_jax.training import classify, program
+from flatmatch_jax.training import classify, exported, program
 from flatmatch_jax.training import load as load_lib
 from flatmatch_jax.types import UserError
 
@@ -95,27 +95,45 @@ def load(path: str | os.PathLike, checkpoint: str = 'latest') -> Classifier:
   """The model of a run, ready to classify.
 
   Args:
-    path: the folder of the run, `--workdir` of its training.
-    checkpoint: 'latest' or 'best'.
+    path: the folder of the run, `--workdir` of its training; a file that
+      `python -m flatmatch_jax.export` wrote; or the name of a model that comes
+      with the package.
+    checkpoint: 'latest' or 'best', of a run.
   """
+  if file := exported.find(os.fspath(path)):
+    description, model = exported.read(file)
+    about = {'file': str(file)} | {
+      key: description['run'].get(key) for key in ('step', 'method', 'model')
+    }
+    if isinstance(model, load_lib.Trained):
+      return of_trained(model, about)
+    return _make(description, model, about)
   files = Workdir(os.fspath(path))
   trained = load_lib.load_trained(files, checkpoint)
-  config, dataset = trained.config, trained.dataset
+  about = {
+    'workdir': str(files.path),
+    'step': trained.step,
+    'method': trained.config.method,
+    'model': trained.config.model,
+  }
+  return of_trained(trained, about)
+
+
+def of_trained(trained: load_lib.Trained, about: dict) -> Classifier:
+  return _make(trained.dataset, make_run(trained), about)
+
+
+def _make(dataset, run, about):
   return Classifier(
     class_names=tuple(dataset['class_names']),
     image_shape=tuple(dataset['image_shape']),
     test_share=dataset['test_share'],
-    run=_make_run(trained),
-    about={
-      'workdir': str(files.path),
-      'step': trained.step,
-      'method': config.method,
-      'model': config.model,
-    },
+    run=run,
+    about=about,
   )
 
 
-def _make_run(trained):
+def make_run(trained: load_lib.Trained) -> exported.Run:
   """Compiles for few images or for many, at the first call with them."""
   config = trained.config
   mesh = program.make_mesh(config)

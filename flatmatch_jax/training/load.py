@@ -72,18 +72,7 @@ class Trained(NamedTuple):
 def load_trained(files: Workdir, which: str = 'latest') -> Trained:
   """Reads nothing but averaged weights and running statistics."""
   config, dataset = _read_description(files)
-  method, _ = recipes.parse(config.method)
-  heads = methods.asks(method, **config.method_args).heads
-  model = models.create(
-    config.model,
-    len(dataset['class_names']),
-    tuple(head for head in heads if head.evaluated),
-    config.dtype,
-  )
-  image = jnp.zeros((1, *dataset['image_shape']))
-  variables = jax.eval_shape(
-    lambda rng: model.init(rng, image, train=True), jax.random.key(0)
-  )
+  model, variables = network(config, dataset)
   like = {'step': np.int32(0), 'ema_params': variables['params']}
   if 'batch_stats' in variables:
     like['batch_stats'] = variables['batch_stats']
@@ -94,6 +83,22 @@ def load_trained(files: Workdir, which: str = 'latest') -> Trained:
   return Trained(config, dataset, step, model, {'params': params, **state})
 
 
+def network(config, dataset) -> tuple[nn.Module, dict[str, PyTree]]:
+  """What classifies outside training, and the shapes of its variables."""
+  method, _ = recipes.parse(config.method)
+  heads = methods.asks(method, **config.method_args).heads
+  model = models.create(
+    config.model,
+    len(dataset['class_names']),
+    tuple(head for head in heads if head.evaluated),
+    config.dtype,
+  )
+  image = jnp.zeros((1, *dataset['image_shape']))
+  return model, jax.eval_shape(
+    lambda rng: model.init(rng, image, train=True), jax.random.key(0)
+  )
+
+
 def _read_description(files: Workdir):
   """config.json and dataset.json, checked."""
   config, dataset = files.config(), files.read('dataset.json')
@@ -101,7 +106,7 @@ def _read_description(files: Workdir):
     config_lib.check_fields(config)
   except UserError as error:
     raise UserError(f'{files.path / "config.json"}: {error}') from None
-  _check_dataset(files, dataset)
+  check_dataset(files.path / 'dataset.json', dataset)
   return config, dataset
 
 
@@ -119,7 +124,7 @@ def _restore(files: Workdir, dataset, like, which: str):
   return state
 
 
-def _check_dataset(files, dataset):
+def check_dataset(path: pathlib.Path, dataset) -> None:
   """The fields of dataset.json that are used, which anyone may have edited."""
   match dataset:
     case {
@@ -136,12 +141,12 @@ def _check_dataset(files, dataset):
     ):
       return
   raise UserError(
-    f'{files.path / "dataset.json"} does not describe the data of a run; put '
-    'back the one that main.py wrote.'
+    f'{path} does not describe the data of a run; put back the one that was '
+    'written with it.'
   )
 
 
-def load_data(run: Run, data_dir: str | None) -> data.Dataset:
+def load_data(run: Run | Trained, data_dir: str | None) -> data.Dataset:
   """The data a run was trained on, now in `data_dir` if that is given."""
   if data_dir:
     run.config.data_dir = data_dir
@@ -159,7 +164,7 @@ def load_data(run: Run, data_dir: str | None) -> data.Dataset:
   return dataset
 
 
-def choose_images(files: Workdir, run: Run, dataset: data.Dataset):
+def choose_images(files: Workdir, run: Run | Trained, dataset: data.Dataset):
   """Images, labels and whether they are 'test' or 'validation' images."""
   if len(dataset.test_labels):
     return dataset.test_images, dataset.test_labels, 'test'
