@@ -144,7 +144,7 @@ tfds | name=mnist
 folder | data_dir is empty; PATH
 folder data_dir=/none | /none; not a folder
 folder data_dir=HERE | HERE; not a folder
-folder data_dir=ROOT/configs | configs; labeled/
+folder data_dir=ROOT/configs | configs; labeled/CLASS
 npz data_dir=ROOT | ROOT; There is no file
 npz data_dir=HERE | HERE; zip
 compilation_cache=HERE | compilation_cache=HERE; a folder; leave it empty
