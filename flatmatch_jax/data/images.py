@@ -26,7 +26,7 @@ from flatmatch_jax.types import UserError
 try:
   import pillow_heif
 except ImportError:  # It is optional.
-  pillow_heif = None
+  pillow_heif = None  # type: ignore[assignment]
 
 EXTENSIONS = (
   *('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff'),
