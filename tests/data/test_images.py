@@ -176,7 +176,7 @@ def test_heic_is_read_if_its_decoder_is_there(tmp_path, monkeypatch, name):
   before = images.decoders()
   monkeypatch.setattr(images, 'pillow_heif', None)
   assert images.decoders() != before  # So that the cache notices.
-  with pytest.raises(ValueError, match='HEIC; .* pip install pillow-heif'):
+  with pytest.raises(ValueError, match=r'HEIC; .* pip install pillow-heif'):
     images.read(tmp_path / name, (8, 8, 1))
 
 
