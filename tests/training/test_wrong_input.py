@@ -110,6 +110,12 @@ digits:label=40 | Did you mean 'labels'?
 lok_every=5 | Did you mean 'log_every'?
 recipe_args.roh=0.1 | Did you mean 'recipe_args.rho'?
 --workdirr=x | Did you mean: workdir
+--steps=100 | no flag --steps; write --config.steps=100.
+--steps | no flag --steps; write --config.steps=VALUE.
+--rho=0.3 | no flag --rho; write --config.recipe_args.rho=0.3.
+--recipe_args.rho=0.3 | write --config.recipe_args.rho=0.3.
+--labels=100 | no flag --labels; write --config FILE.py:labels=100.
+--batchsize=8 | 'batchsize'; Did you mean 'config.batch_size'?
 = | ''; FIELD=VALUE
 --config= | no config file
 --config=ROOT/configs | no config file
