@@ -5,6 +5,11 @@ python main.py --config configs/cifar10.py --workdir runs/
 
 import pathlib
 
+import flatmatch_jax
+
+if __name__ == '__main__':
+  flatmatch_jax.begin_command()
+
 from absl import app, flags
 from ml_collections import config_flags
 

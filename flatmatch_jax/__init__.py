@@ -1,6 +1,8 @@
 """Semi-supervised image classification in JAX, with FlatMatch at its heart."""
 
-import importlib
+import importlib.util
+import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -25,3 +27,28 @@ def __getattr__(name: str):
 
 def __dir__():
   return sorted([*globals(), *_PUBLIC])
+
+
+_NEEDED = ('absl', 'jax', 'flax', 'optax', 'orbax', 'clu', 'ml_collections')
+
+
+def begin_command() -> None:
+  """For a process of our own, before it imports anything else.
+
+  Ends it in one line where packages are missing. XLA's C++ logs a block of
+  lines as an error whenever compiling takes minutes, and has no other option
+  against that; its real errors are exceptions, too.
+  """
+  for name in _NEEDED:
+    if importlib.util.find_spec(name) is None:
+      sys.exit(
+        f'error: {sys.executable} has no package {name!r}. Activate the '
+        'environment first (. .venv/bin/activate), or install the packages: '
+        'pip install -r requirements.txt -c constraints.txt'
+      )
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+
+# So Python names itself while it looks for the module of `python -m`.
+if getattr(sys, 'argv', [''])[:1] == ['-m']:
+  begin_command()

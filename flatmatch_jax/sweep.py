@@ -13,6 +13,7 @@ labels one after another.
 from collections.abc import Callable
 import contextlib
 import itertools
+import shlex
 import statistics
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ml_collections import config_flags
 from flatmatch_jax import data as data_lib
 from flatmatch_jax.run import watch
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import cli, messages, startup
+from flatmatch_jax.system import cli, files, messages, startup
 from flatmatch_jax.system.files import to_path
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import fixed_labels, loop, setup, stacked, traced
@@ -110,8 +111,8 @@ def combine(config, workdir: str, settings: dict[str, list]) -> list[Member]:
     name = '-'.join(f'{n.split(".")[-1]}={v}' for n, v in chosen.items())
     if 'seeds' in chosen:
       chosen |= dict.fromkeys(_SEEDS, chosen.pop('seeds'))
-    files = Workdir(str(to_path(workdir) / name.replace('/', '_')))
-    members.append(Member(traced.changed(config, chosen), files, chosen))
+    folder = Workdir(str(to_path(workdir) / name.replace('/', '_')))
+    members.append(Member(traced.changed(config, chosen), folder, chosen))
   return members
 
 
@@ -249,7 +250,15 @@ def main(argv):
     )
   startup.use_cores(values.config)
   members = sweep(values.config, values.workdir, settings, values.at_once)
-  print(describe(members))
+  text = describe(members)
+  print(text)
+  table = pathlib.Path(values.workdir) / 'table.txt'
+  with files.replacing(table, mode='w', encoding='utf-8') as file:
+    file.write(f'{text}\n')
+  messages.say(
+    f'This table is in {table}. For curves and a page: python -m '
+    f'flatmatch_jax.report --workdir {shlex.quote(values.workdir)}'
+  )
   if out := stopped(members):
     raise UserError(
       f'{len(out)} of {len(members)} members have no result, because their '

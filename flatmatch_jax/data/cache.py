@@ -1,22 +1,24 @@
 """Decoded images beside the files they come from.
 
-An array and a JSON file in DATA_DIR/.flatmatch_jax, named by a digest of what
-the pixels depend on: name, size and times of every file, the wanted shape, the
-rule of reading and the version of Pillow. Another digest is another file, so
-a changed image is never taken from here. Files are written whole or not at
-all, and one that is damaged is not used.
+Archives in DATA_DIR/.flatmatch_jax, each of some images, written while files
+are decoded: what was interrupted resumes, and after a change only new files are
+decoded. An image is found by its key, a digest of what its pixels depend on:
+path, size and times of its file, the wanted shape, the rule of reading and the
+version of the decoders. A changed image has another key, so it is never taken
+from here. Archives are written whole or not at all, and one that is damaged is
+not used.
 """
 
+from collections.abc import Sequence
+import contextlib
 import hashlib
-import json
-import operator
+import math
 import os
 import pathlib
 import time
-import zlib
+import zipfile
 
 import numpy as np
-import PIL
 
 from flatmatch_jax.data import images
 from flatmatch_jax.system import array_files, files, messages
@@ -24,76 +26,112 @@ from flatmatch_jax.system import array_files, files, messages
 FOLDER = '.flatmatch_jax'
 
 _DAY = 24 * 60 * 60
+_MOST = 1024  # Images in an archive,
+_MOST_BYTES = 2**26  # and their pixels.
 
 
-def file_for(
+def read(
   root: pathlib.Path,
-  paths: list[pathlib.Path],
+  paths: Sequence[pathlib.Path],
   shape: tuple[int, int, int],
-) -> pathlib.Path:
-  """Where the images of `paths` below `root` are stored, or would be."""
-  digest = hashlib.sha256(f'{images.RULE} {PIL.__version__}'.encode())
+) -> tuple[np.ndarray, dict[int, str]]:
+  """The images of `paths`, from archives below `root` or from their files.
+
+  Returns uint8 [N, H, W, C], and of each row that could not be read, why.
+  """
+  keys = keys_of(root, paths, shape)
+  pixels = images.empty(len(paths), shape)
+  folder, size = root / FOLDER, 'x'.join(map(str, shape))
+  done = _collect(folder, size, keys, pixels)
+  left = [row for row in range(len(paths)) if row not in done]
+  step = max(1, min(_MOST, _MOST_BYTES // math.prod(shape)))
+  refusal = None
+  with messages.progress('Decoding', len(paths), len(done)) as advance:
+    for start in range(0, len(left), step):
+      rows = left[start : start + step]
+      block = np.zeros((len(rows), *shape), np.uint8)
+      complaints = images.read_into(block, [paths[r] for r in rows], advance)
+      why = [complaints.get(i, '') for i in range(len(rows))]
+      pixels[rows] = block
+      done |= zip(rows, why, strict=True)
+      if not refusal:
+        refusal = store(folder, size, [keys[r] for r in rows], block, why)
+  if refusal:
+    messages.say(f'The decoded images are not kept for the next run: {refusal}')
+  return pixels, {row: done[row] for row in sorted(done) if done[row]}
+
+
+def keys_of(
+  root: pathlib.Path,
+  paths: Sequence[pathlib.Path],
+  shape: tuple[int, int, int],
+) -> list[str]:
+  """By what each image is found; OSError where a file is gone."""
+  keys = []
   for path in paths:
     status = path.stat()
     # Nobody can set back the time of the last change of a file's entry.
     times = status.st_mtime_ns, status.st_ctime_ns
-    digest.update(os.fsencode(path.relative_to(root)) + b'\0')
-    digest.update(f'{status.st_size} {times} '.encode())
-  size = 'x'.join(map(str, shape))
-  return root / FOLDER / f'{size}-{digest.hexdigest()[:32]}.npy'
+    rule = images.RULE, images.decoders(), shape
+    digest = hashlib.sha256(f'{rule} {status.st_size} {times} '.encode())
+    digest.update(os.fsencode(os.path.relpath(path, root)))
+    keys.append(digest.hexdigest()[:32])
+  return keys
 
 
-def load(
-  file: pathlib.Path, number: int, shape: tuple[int, int, int]
-) -> tuple[np.ndarray, dict[int, str]] | None:
-  """The images of `number` files and what `read_into` returned of them.
+def store(folder: pathlib.Path, size: str, keys, pixels, why) -> str | None:
+  """Writes images [n, H, W, C] and why they are no images ('' if they are).
 
-  None if they are not stored, or damaged.
+  Returns what prevents it.
   """
-  if not file.exists():
-    return None
+  name = hashlib.sha256(''.join(keys).encode()).hexdigest()[:32]
   try:
-    about = files.read_json(file.with_suffix('.json'))
-    unreadable = {operator.index(row): why for row, why in about['unreadable']}
-    rows = number - len(unreadable)
-    if not set(unreadable) <= set(range(number)) or not all(
-      isinstance(why, str) for why in unreadable.values()
-    ):
-      raise ValueError('it tells of other images')
-    with file.open('rb') as stored:
-      header = array_files.npy_header('images', stored)
-      if header != ((rows, *shape), False, np.uint8):
-        raise ValueError('it holds other images')
-      pixels = images.empty(rows, shape)
-      if stored.readinto(pixels.reshape(-1).data) != pixels.size:
-        raise ValueError('it is cut off')
-    if zlib.crc32(pixels.data) != about['crc32']:
-      raise ValueError('its checksum is wrong')
-  except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-    messages.say(f'{file} is damaged ({error}); the images are read again.')
-    return None
-  return pixels, unreadable
-
-
-def store(
-  file: pathlib.Path, pixels: np.ndarray, unreadable: dict[int, str]
-) -> None:
-  """Writes the images, and removes older ones of the same size."""
-  about = {
-    'crc32': zlib.crc32(pixels.data),
-    'unreadable': list(unreadable.items()),
-  }
-  try:
-    file.parent.mkdir(exist_ok=True)
-    with files.replacing(file) as output:
-      np.save(output, pixels, allow_pickle=False)
-    with files.replacing(file.with_suffix('.json')) as output:
-      output.write(json.dumps(about).encode())
-    size = file.name.partition('-')[0]
-    for old in file.parent.glob(f'{size}-*'):
-      # A temporary file may be another run's; after a day its run is dead.
-      young = time.time() - old.stat().st_mtime < _DAY
-      if old.stem != file.stem and not (old.suffix == '.tmp' and young):
-        old.unlink(missing_ok=True)
+    folder.mkdir(exist_ok=True)
+    with files.replacing(folder / f'{size}-{name}.npz') as output:
+      np.savez(output, keys=np.array(keys, 'S'), why=why, pixels=pixels)
   except OSError as error:
-    messages.say(f'The decoded images are not kept for the next run: {error}.')
+    return str(error)
+  return None
+
+
+def load(file: pathlib.Path) -> tuple[list[str], np.ndarray, list[str]] | None:
+  """What `store` wrote: keys, pixels and `why`; None if it is damaged."""
+  try:
+    with zipfile.ZipFile(file) as archive:
+      array_files.check_npz(archive)
+    with np.load(file, allow_pickle=False) as stored:
+      keys, why = stored['keys'], stored['why']
+      pixels = stored['pixels']
+    # Their names depend on the keys; of the rest zip files have checksums.
+    rows = {len(keys), len(why), len(pixels)}
+    if (keys.dtype.kind, why.dtype.kind) != ('S', 'U') or len(rows) > 1:
+      raise ValueError('it holds something else')
+    return [key.decode() for key in keys.tolist()], pixels, why.tolist()
+  except (*array_files.BROKEN, KeyError, TypeError) as error:
+    messages.say(f'{file} is damaged ({error}); its images are read again.')
+    return None
+
+
+def _collect(folder, size, keys, pixels) -> dict[int, str]:
+  """Fills the rows of images that are stored; why each is none, or ''.
+
+  Removes archives that are damaged, or mostly of images that are gone.
+  """
+  rows = {key: row for row, key in enumerate(keys)}
+  done: dict[int, str] = {}
+  with contextlib.suppress(OSError):  # There is no such folder, or no way in.
+    for file in sorted(folder.glob(f'{size}-*')):
+      stored = load(file) if file.suffix == '.npz' else None
+      found = []
+      if stored and stored[1].shape[1:] == pixels.shape[1:]:
+        found = [(i, rows[k]) for i, k in enumerate(stored[0]) if k in rows]
+      if stored and 2 * len(found) >= len(stored[0]):
+        for i, row in found:
+          pixels[row], done[row] = stored[1][i], stored[2][i]
+        continue
+      # A temporary file may be another run's; after a day its run is dead.
+      young = time.time() - file.stat().st_mtime < _DAY
+      if not (file.suffix == '.tmp' and young):
+        with contextlib.suppress(OSError):  # Others may still be read.
+          file.unlink()
+  return done

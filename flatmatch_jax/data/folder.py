@@ -1,198 +1,87 @@
-"""The user's own images in a folder.
+"""The user's own images, in any layout of layouts.py.
 
-  labeled/CLASS/…    images of each class, at any depth
-  unlabeled/…        images without labels, at any depth
-  test/CLASS/…       optional
-
-Links are followed, and hidden files passed over. Other files that are no
-images, and images that cannot be read, are named and skipped; of each of the
-three folders at most ten files or one in twenty, whichever is more.
+Files that are no images, and images that cannot be read, are named and skipped;
+of the labeled, the unlabeled and the test images each at most ten files or one
+in twenty, whichever is more.
 """
 
 import os
-import pathlib
-from typing import NamedTuple
 
 import numpy as np
 
-from flatmatch_jax.data import cache, images
+from flatmatch_jax.data import cache, layouts
 from flatmatch_jax.data.sources import Dataset
 from flatmatch_jax.system import messages
 from flatmatch_jax.types import UserError
 
 
-class Part(NamedTuple):
-  """The files of labeled/, unlabeled/ or test/."""
-
-  folder: pathlib.Path
-  paths: list[pathlib.Path]
-  labels: list[int]  # Of each path; -1 where unknown.
-  skipped: dict[pathlib.Path, str]  # Other files, and why.
-
-
 def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
-  """Reads the images, from the cache if no file has changed.
+  """Reads the images, from the cache if their files have not changed.
 
   Rows are the labeled images and then the unlabeled ones, each sorted by path;
-  classes are the sorted names of the folders in labeled/.
+  classes are sorted by name.
   """
-  root = _root(data_dir)
-  shape = (image_size, image_size, 3)
   try:
-    class_names, parts = _find(root)
-    _check(class_names, parts)
-    paths = [path for part in parts for path in part.paths]
-    file = cache.file_for(root, paths, shape)
+    found = layouts.find(data_dir)
+    _check(found)
+    paths = [path for part in found.parts for path in part.paths]
+    shape = (image_size, image_size, 3)
+    pixels, unreadable = cache.read(found.root, paths, shape)
   except OSError as error:  # No permission, or a file is gone by now.
     raise UserError(
-      f'{root} cannot be read: {error}; change its permissions, and leave its '
-      'files alone while a run starts.'
+      f'{data_dir} cannot be read: {error}; change its permissions, and leave '
+      'its files alone while a run starts.'
     ) from error
-  stored = cache.load(file, len(paths), shape)
-  pixels, unreadable = stored or _decode(parts, shape)
-  parts = _readable(parts, unreadable)
-  _check_skipped(root, parts)
-  _check(class_names, parts)
-  if stored is None:
-    cache.store(file, pixels, unreadable)
-  messages.say(_describe(class_names, parts))
-  labels = np.array([x for part in parts for x in part.labels], np.int32)
-  train = len(parts[0].paths) + len(parts[1].paths)
+  if unreadable:
+    good = [row for row in range(len(pixels)) if row not in unreadable]
+    for to, row in enumerate(good):  # In place: one copy is enough.
+      pixels[to] = pixels[row]
+    pixels = pixels[: len(good)]
+  found = found._replace(parts=_readable(found.parts, unreadable))
+  _check_skipped(found)
+  _check(found)
+  messages.say(_describe(found))
+  labels = np.array([x for part in found.parts for x in part.labels], np.int32)
+  train = len(found.parts[0].paths) + len(found.parts[1].paths)
   return Dataset(
     name='folder',
     train_images=pixels[:train],
     train_labels=labels[:train],
     test_images=pixels[train:],
     test_labels=labels[train:],
-    class_names=class_names,
+    class_names=found.class_names,
   )
 
 
-def _root(data_dir):
-  if not data_dir:
-    raise UserError(
-      'config.data_dir is empty; name the folder that holds labeled/ and '
-      'unlabeled/ with --config.data_dir=DIR.'
-    )
-  root = pathlib.Path(data_dir).expanduser().absolute()
-  if not root.is_dir():
-    raise UserError(
-      f'{root} is not a folder; name the one that holds labeled/ and '
-      'unlabeled/ with --config.data_dir=DIR.'
-    )
-  for name, content in (
-    ('labeled', 'images of each class as labeled/CLASS/*.jpg'),
-    ('unlabeled', 'images without labels'),
-  ):
-    if not (root / name).is_dir():
-      inside = messages.some(sorted(path.name for path in root.iterdir()))
-      raise UserError(
-        f'{root} has no folder {name}/ (it holds: {inside}); put {content} '
-        'there.'
-      )
-  return root
-
-
-def _find(root):
-  """Names of the classes, and the three parts: labeled, unlabeled, test."""
-  labeled, unlabeled, test = (
-    root / name for name in ('labeled', 'unlabeled', 'test')
-  )
-  above = [p for p in (root, labeled, unlabeled, test) if p.is_dir()]
-  class_names, labeled_part = _find_classes(labeled, above)
-  tested: tuple[str, ...] = ()
-  test_part = Part(test, [], [], {})
-  if test.is_dir():
-    tested, test_part = _find_classes(test, above)
-  for name in tested:
-    if name not in class_names:
-      raise UserError(
-        f'Class {name!r} of {test} is not in {labeled}, which has: '
-        f'{messages.some(class_names)}; rename or remove it, or label images '
-        'of it.'
-      )
-  test_part = test_part._replace(
-    labels=[class_names.index(tested[label]) for label in test_part.labels]
-  )
-  found = images.find(unlabeled, above)
-  unknown = [-1] * len(found.images)
-  unlabeled_part = Part(unlabeled, found.images, unknown, found.others)
-  return class_names, [labeled_part, unlabeled_part, test_part]
-
-
-def _find_classes(folder, above):
-  """Names of the folders in `folder`, and their images, labeled 0, 1, …"""
-  part = Part(folder, [], [], {})
-  class_names: list[str] = []
-  for path in sorted(folder.iterdir()):
-    if images.is_hidden(path):
-      continue
-    if not path.is_dir():
-      if path.suffix.lower() in images.EXTENSIONS:
-        raise UserError(
-          f'{path} lies directly in {folder.name}/, so its class is unknown; '
-          f'move it into a folder {folder.name}/CLASS/.'
-        )
-      part.skipped[path] = 'not a folder of a class'
-      continue
-    found = images.find(path, above)
-    part.paths.extend(found.images)
-    part.labels.extend([len(class_names)] * len(found.images))
-    part.skipped.update(found.others)
-    class_names.append(path.name)
-  return tuple(class_names), part
-
-
-def _check(class_names, parts):
+def _check(found):
   """Raises UserError where too few images are left to train or test on."""
-  labeled, unlabeled, test = parts
-  if len(class_names) < 2:
+  labeled, _, test = found.parts
+  names = found.class_names
+  if len(names) < 2:
+    only = f' ({names[0]!r})' if names else ''
     raise UserError(
-      f'{labeled.folder} has {len(class_names)} class folders '
-      f'({messages.some(class_names)}); a classifier needs at least two, as '
-      'labeled/CLASS/*.jpg.'
+      f'{labeled.place or found.root} has {messages.count(len(names), "class")}'
+      f'{only}; a classifier needs at least two, such as labeled/CLASS/*.jpg.'
     )
-  if absent := _absent(class_names, labeled):
+  if absent := _absent(names, labeled):
+    have = 'has' if len(absent) == 1 else 'have'
     raise UserError(
-      f'{len(absent)} of {len(class_names)} classes have no readable image in '
-      f'{labeled.folder}: {messages.some(absent)}; add one to each, or remove '
+      f'{len(absent)} of {len(names)} classes {have} no readable image in '
+      f'{labeled.place}: {messages.some(absent)}; add one to each, or remove '
       'its folder.'
     )
-  if not unlabeled.paths:
+  if test.place and not test.paths:
     raise UserError(
-      f'{unlabeled.folder} holds no readable image; put images without labels '
-      f'there ({" ".join(images.EXTENSIONS)}).'
+      f'{test.place} holds no readable image to test on; put some there, or '
+      'remove it and hold out labeled images with --config.num_val=N.'
     )
-  if test.folder.is_dir() and not test.paths:
-    raise UserError(
-      f'{test.folder} holds no readable image; put some there as '
-      'test/CLASS/*.jpg, or remove the folder and hold out labeled images '
-      'with --config.num_val=N.'
-    )
-
-
-def _decode(parts, shape):
-  """The images of all parts without gaps, and why rows are left out."""
-  pixels = images.empty(sum(len(part.paths) for part in parts), shape)
-  unreadable: dict[int, str] = {}
-  start = 0
-  for part in parts:
-    rows = pixels[start : start + len(part.paths)]
-    complaints = images.read_into(rows, part.paths, part.folder.name)
-    unreadable |= {start + row: why for row, why in complaints.items()}
-    start += len(rows)
-  good = [row for row in range(len(pixels)) if row not in unreadable]
-  if unreadable:
-    for to, row in enumerate(good):  # In place: one copy is enough.
-      pixels[to] = pixels[row]
-  return pixels[: len(good)], unreadable
 
 
 def _readable(parts, unreadable):
   """The parts without the files in `unreadable`, whose rows count through."""
   kept, row = [], 0
   for part in parts:
-    left = Part(part.folder, [], [], dict(part.skipped))
+    left = layouts.Part(part.place, [], [], dict(part.skipped))
     for path, label in zip(part.paths, part.labels, strict=True):
       if row in unreadable:
         left.skipped[path] = unreadable[row]
@@ -201,44 +90,44 @@ def _readable(parts, unreadable):
         left.labels.append(label)
       row += 1
     kept.append(left)
-  return kept
+  return tuple(kept)
 
 
-def _check_skipped(root, parts):
+def _check_skipped(found):
   """Names skipped files; raises UserError where they are too many."""
-  for part in parts:
+  for part in found.parts:
     names = [
-      f'{str(path.relative_to(root))!r} ({why})'
+      f'{os.path.relpath(path, found.root)!r} ({why})'
       for path, why in part.skipped.items()
     ]
-    files = len(part.paths) + len(names)
-    if len(names) > max(10, files / 20):
+    files = messages.count(len(part.paths) + len(names), 'file')
+    if len(names) > max(10, (len(part.paths) + len(names)) / 20):
       raise UserError(
-        f'{len(names)} of the {files} files in {part.folder} are not readable '
+        f'{len(names)} of the {files} in {part.place} are not readable '
         'images, and at most 10 or one in twenty are skipped: '
         f'{messages.some(names)}. Repair them, or move them elsewhere.'
       )
     if names:
       messages.say(
-        f'Skipped {len(names)} of the {files} files in {part.folder}: '
+        f'Skipped {len(names)} of the {files} in {part.place}: '
         f'{messages.some(names)}.'
       )
 
 
-def _describe(class_names, parts):
-  """One line: how many images there are of what."""
-  labeled, unlabeled, test = parts
-  counts = _counts(class_names, labeled)
+def _describe(found):
+  """One line: what the layout is, and how many images there are of what."""
+  labeled, unlabeled, test = found.parts
+  names, counts = found.class_names, _counts(found.class_names, labeled)
   each = f'{len(counts)} classes of {min(counts)} to {max(counts)} images'
   if len(counts) <= messages.SHOWN:
-    pairs = zip(class_names, counts, strict=True)
+    pairs = zip(names, counts, strict=True)
     each = ', '.join(f'{name} {count:,}' for name, count in pairs)
   unbalanced = ' (unbalanced)' if min(counts) < max(counts) else ''
-  untested = _absent(class_names, test) if test.paths else []
+  untested = _absent(names, test) if test.paths else []
   none_of = f', none of {messages.some(untested)}' if untested else ''
   return (
-    f'labeled: {each}{unbalanced}; {len(unlabeled.paths):,} unlabeled; '
-    f'{len(test.paths):,} test{none_of}.'
+    f'Read {found.name}: labeled: {each}{unbalanced}; '
+    f'{len(unlabeled.paths):,} unlabeled; {len(test.paths):,} test{none_of}.'
   )
 
 

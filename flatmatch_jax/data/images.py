@@ -7,28 +7,36 @@ just covers the wanted one, and cut to its centre. JPEGs much larger than that
 are decoded at a fraction of their size, at least four times the wanted one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import math
 import os
 import pathlib
 import stat
-import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 from PIL import Image, ImageOps
-from tqdm import tqdm
 
 from flatmatch_jax.system import memory
 from flatmatch_jax.types import UserError
 
-EXTENSIONS = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff')
+try:
+  import pillow_heif
+except ImportError:  # It is optional.
+  pillow_heif = None  # type: ignore[assignment]
+
+EXTENSIONS = (
+  *('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff'),
+  *('.heic', '.heif'),
+)
 RULE = 1  # Raised when the same file would give other pixels.
 
 # By content, whatever the name says; never one that starts another program.
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'BMP', 'GIF', 'TIFF')
+_HEIC = (b'heic', b'heix', b'heim', b'heis', b'mif1', b'msf1')
 _IGNORED = ('thumbs.db', 'desktop.ini', '__macosx')  # And all that hide.
 _THREADS = min(os.cpu_count() or 1, 32)
 _BLOCK = 1024
@@ -94,12 +102,31 @@ def _identity(path):
   return status.st_dev, status.st_ino
 
 
+def decoders() -> str:
+  """What the pixels of a file depend on besides the rule."""
+  return f'{PIL.__version__} {pillow_heif and pillow_heif.__version__}'
+
+
+def _open(path):
+  """HEIC, whose decoder is optional, is not registered with Pillow for all."""
+  try:
+    return Image.open(path, formats=FORMATS)
+  except Image.UnidentifiedImageError:
+    with open(path, 'rb') as file:
+      start = file.read(12)
+    if start[4:8] != b'ftyp' or start[8:12] not in _HEIC:
+      raise
+  if not pillow_heif:
+    raise ValueError('HEIC; to read it, pip install pillow-heif')
+  return pillow_heif.HeifImageFile(path)
+
+
 @contextlib.contextmanager
 def opened(path: pathlib.Path, side: int) -> Iterator[Image.Image]:
   """An image file, upright; if much larger than `side`, perhaps decoded
   smaller, but not below it. ValueError says why it cannot be read."""
   try:
-    with Image.open(path, formats=FORMATS) as image:
+    with _open(path) as image:
       if image.width * image.height > _MAX_PIXELS:
         raise ValueError(f'{image.width} x {image.height} pixels are too many')
       # Three times as fast for photos; pixels differ by a level or so.
@@ -107,7 +134,7 @@ def opened(path: pathlib.Path, side: int) -> Iterator[Image.Image]:
       ImageOps.exif_transpose(image, in_place=True)
       yield image
   except Image.UnidentifiedImageError:
-    raise ValueError(f'not one of {", ".join(FORMATS)}') from None
+    raise ValueError(f'not one of {", ".join(FORMATS)}, HEIC') from None
   except Exception as error:  # Each damaged file has its own type of error.
     reason = ' '.join(str(error).split()) or type(error).__name__
     raise ValueError(reason[:200]) from error
@@ -152,12 +179,14 @@ def fit(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def read_into(
-  out: np.ndarray, paths: Sequence[pathlib.Path], title: str | None = None
+  out: np.ndarray,
+  paths: Sequence[pathlib.Path],
+  advance: Callable[[], Any] = lambda: None,
 ) -> dict[int, str]:
   """Reads files into the rows of `out` [N, H, W, C] uint8, in parallel.
 
-  Threads suffice: Pillow decodes and scales without Python's lock. A `title`
-  asks for a bar, which only a terminal shows.
+  Threads suffice: Pillow decodes and scales without Python's lock. `advance` is
+  called after each file.
 
   Returns:
     For each row that could not be read, why; what is in it has no meaning.
@@ -171,19 +200,12 @@ def read_into(
     return None
 
   complaints = {}
-  bar = tqdm(
-    total=len(paths),
-    desc=title,
-    unit='image',
-    dynamic_ncols=True,
-    disable=title is None or not sys.stderr.isatty(),
-  )
-  with bar, concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
     # In blocks: a future for each of a million files would fill the memory.
     for start in range(0, len(paths), _BLOCK):
       rows = range(start, min(start + _BLOCK, len(paths)))
       for row, complaint in zip(rows, pool.map(read_row, rows), strict=True):
-        bar.update()
+        advance()
         if complaint:
           complaints[row] = complaint
   return complaints

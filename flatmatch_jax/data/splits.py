@@ -4,6 +4,7 @@ All draws are `np.random.RandomState`'s: numpy guarantees its stream for ever,
 while that of `default_rng` may change with a release (NEP 19).
 """
 
+from collections.abc import Sequence
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import zlib
 
 import numpy as np
 
-from flatmatch_jax.system import files
+from flatmatch_jax.system import files, messages
 from flatmatch_jax.types import UserError, shortened
 
 ALL = 'all'  # As `number`: every example whose label is known.
@@ -39,6 +40,7 @@ def make(
   unlabeled_imbalance: float = 1.0,
   num_val: int = 0,
   includes_labeled: bool = True,
+  names: Sequence[str] = (),
 ) -> Split:
   """Parts the training examples.
 
@@ -53,10 +55,11 @@ def make(
     num_val: examples to hold out. The labeled ones do not depend on this number
       unless they are `ALL`.
     includes_labeled: whether labeled examples are in the unlabeled pool too.
+    names: of the classes, for messages.
   """
   everything = number == ALL and not file
   if file:
-    labeled = read(file, labels, num_classes)
+    labeled = read(file, labels, num_classes, names)
     if number not in (ALL, len(labeled)):
       raise UserError(
         f'Labels file {file} lists {len(labeled)} examples, but labels='
@@ -64,16 +67,20 @@ def make(
         f'--config FILE.py:labels={len(labeled)}.'
       )
   elif everything or imbalance == 1:
-    labeled = balanced(labels, number, seed, num_classes)
+    labeled = balanced(labels, number, seed, num_classes, names)
   else:
-    labeled = long_tailed(labels, int(number), imbalance, seed, num_classes)
+    labeled = long_tailed(
+      labels, int(number), imbalance, seed, num_classes, names
+    )
   validation = _hold_out(labels, labeled, everything, num_val, seed)
   labeled = np.setdiff1d(labeled, validation)
   pool = np.setdiff1d(np.arange(len(labels)), validation)
   if not includes_labeled:
     pool = np.setdiff1d(pool, labeled)
   if len(pool) and unlabeled_imbalance != 1:
-    pool = _thin(labels, pool, labeled, unlabeled_imbalance, seed, num_classes)
+    pool = _thin(
+      labels, pool, labeled, unlabeled_imbalance, seed, num_classes, names
+    )
   if not len(pool):
     raise UserError(
       f'All {len(labeled)} images are labeled, and with '
@@ -84,7 +91,11 @@ def make(
 
 
 def balanced(
-  labels: np.ndarray, number: int | str, seed: int, num_classes: int
+  labels: np.ndarray,
+  number: int | str,
+  seed: int,
+  num_classes: int,
+  names: Sequence[str] = (),
 ) -> np.ndarray:
   """Draws `number` / `num_classes` examples of each class, or `ALL`."""
   if number == ALL:
@@ -96,11 +107,16 @@ def balanced(
       f'{num_classes} classes; choose one, or {ALL} for all labels.'
     )
   need = np.full(num_classes, number // num_classes)
-  return _draw(labels, need, np.random.RandomState(seed))
+  return _draw(labels, need, np.random.RandomState(seed), names)
 
 
 def long_tailed(
-  labels: np.ndarray, number: int, factor: float, seed: int, num_classes: int
+  labels: np.ndarray,
+  number: int,
+  factor: float,
+  seed: int,
+  num_classes: int,
+  names: Sequence[str] = (),
 ) -> np.ndarray:
   """Draws `number` examples, class k in proportion to factor^(-k / (K - 1)).
 
@@ -115,7 +131,7 @@ def long_tailed(
   need = np.maximum(_share(number, _tail(factor, num_classes)), 1)
   while need.sum() > number:  # What the least ones were given.
     need[np.argmax(need)] -= 1
-  return _draw(labels, need, np.random.RandomState(seed))
+  return _draw(labels, need, np.random.RandomState(seed), names)
 
 
 def _tail(factor, num_classes):
@@ -132,18 +148,23 @@ def _share(total: int, weights: np.ndarray) -> np.ndarray:
   return parts
 
 
-def _draw(labels, need, rng) -> np.ndarray:
+def _draw(labels, need, rng, names=()) -> np.ndarray:
   """Class after class without replacement, as published code bases draw."""
   drawn = []
   for label, number in enumerate(need):
     indices = np.flatnonzero(labels == label)
     if len(indices) < number:
       raise UserError(
-        f'Class {label} has {len(indices)} labeled examples, but {need.sum()} '
-        f'labels need {number} of it; ask for fewer labels.'
+        f'Class {_name(names, label)} has '
+        f'{messages.count(len(indices), "labeled image")}; {need.sum()} labels '
+        f'need {number}. Label more images of it, or ask for fewer labels.'
       )
     drawn.append(rng.choice(indices, number, replace=False))
   return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def _name(names, label) -> str:
+  return repr(names[label]) if names else str(label)
 
 
 def _hold_out(labels, labeled, everything, num_val, seed) -> np.ndarray:
@@ -168,7 +189,9 @@ def _hold_out(labels, labeled, everything, num_val, seed) -> np.ndarray:
   return _draw(rest, _share(num_val, counts), np.random.RandomState([seed, 1]))
 
 
-def _thin(labels, pool, labeled, factor, seed, num_classes) -> np.ndarray:
+def _thin(
+  labels, pool, labeled, factor, seed, num_classes, names
+) -> np.ndarray:
   """The most of `pool` that has a long tail, with the labeled ones in it."""
   unknown = np.sum(labels[pool] < 0)
   if unknown:
@@ -186,10 +209,11 @@ def _thin(labels, pool, labeled, factor, seed, num_classes) -> np.ndarray:
   if (given > need).any():
     scarce = np.argmax(given - need)
     raise UserError(
-      f'config.unlabeled_imbalance={factor} leaves {need[scarce]} images of '
-      f'class {scarce} in the unlabeled pool, fewer than its {given[scarce]} '
-      'labeled ones, which stay in it; take fewer labels, a smaller factor, or '
-      'config.unlabeled_includes_labeled=false.'
+      f'config.unlabeled_imbalance={factor} leaves '
+      f'{messages.count(need[scarce], "image")} of class '
+      f'{_name(names, scarce)} in the unlabeled pool, fewer than its '
+      f'{given[scarce]} labeled ones, which stay in it; take fewer labels, a '
+      'smaller factor, or config.unlabeled_includes_labeled=false.'
     )
   inside[stay] = -1
   drawn = _draw(inside, need - given, np.random.RandomState([seed, 2]))
@@ -203,7 +227,10 @@ def spread(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 def read(
-  path: str | os.PathLike, labels: np.ndarray, num_classes: int
+  path: str | os.PathLike,
+  labels: np.ndarray,
+  num_classes: int,
+  names: Sequence[str] = (),
 ) -> np.ndarray:
   """Reads indices of labeled examples that the user chose, sorted.
 
@@ -242,8 +269,9 @@ def read(
   absent = np.flatnonzero(_per_class(labeled, labels, num_classes) == 0)
   if len(absent):
     raise UserError(
-      f'Labels file {path}: no example of class {absent[0]} ({len(absent)} of '
-      f'{num_classes} classes are absent); list at least one of each.'
+      f'Labels file {path}: no example of class {_name(names, absent[0])} '
+      f'({len(absent)} of {num_classes} classes absent); list at least one of '
+      'each.'
     )
   return labeled
 

@@ -98,6 +98,8 @@ def parse_flags(argv: list[str]) -> list[str]:
   try:
     _check_file(argv)
     rest = flags.FLAGS(argv)
+  except flags.UnrecognizedFlagError as error:
+    raise UserError(_meant(error)) from None
   except flags.Error as error:
     # ml_collections wraps an error inside a config file in its traceback.
     text = str(error).rsplit('UserError: ')[-1].strip()
@@ -123,6 +125,23 @@ def parse_flags(argv: list[str]) -> list[str]:
       '--config.FIELD=VALUE and --workdir DIR.'
     )
   return rest
+
+
+def _meant(error) -> str:
+  """What a flag that does not exist should have been, as fields of a config."""
+  name, config = error.flagname, flags.FLAGS['config'].value
+  if config is None:
+    return f'{error}.'
+  known = list(fields(config))
+  for field in known:
+    if name == field or name == field.split('.')[-1]:
+      value = str(error.flagvalue).partition('=')[2] or 'VALUE'
+      chosen = field in config.variant
+      flag = '--config FILE.py:' if chosen else '--config.'
+      return f'There is no flag --{name}; write {flag}{field}={value}.'
+  flat = [f'config.{field}' for field in known]
+  near = '' if 'Did you' in str(error) else did_you_mean(f'config.{name}', flat)
+  return f'{error}.{near}'
 
 
 def _in_words(text):

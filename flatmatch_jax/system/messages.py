@@ -1,6 +1,6 @@
 """Lines for people: what is said, and how much of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import logging
 import os
@@ -15,6 +15,8 @@ from tqdm import tqdm
 from flatmatch_jax.system import distributed
 
 SHOWN = 10  # Names in a list; the rest is a number.
+
+_EVERY = 30.0  # Seconds between lines where there is no bar.
 
 
 def say(text: str) -> None:
@@ -54,6 +56,42 @@ def errors_only(name: str) -> Iterator[None]:
     yield
   finally:
     logger.setLevel(level)
+
+
+def count(number: int, noun: str) -> str:
+  """'1 image', '2,000 images', '3 classes'."""
+  ending = 'es' if noun.endswith('s') else 's'
+  return f'{number:,} {noun}{ending if number != 1 else ""}'
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int, done: int = 0) -> Iterator[Callable]:
+  """Yields a function to call after each of `total` images.
+
+  A terminal shows a bar; a log gets a line every half minute.
+  """
+  if sys.stderr.isatty() and distributed.is_first():
+    with tqdm(
+      total=total, initial=done, desc=title, unit='image', dynamic_ncols=True
+    ) as bar:
+      yield bar.update
+    return
+  first, began = done, time.monotonic()
+  last = began
+
+  def advance():
+    nonlocal done, last
+    done += 1
+    now = time.monotonic()
+    if now - last >= _EVERY and done < total:
+      last = now
+      left = (now - began) / (done - first) * (total - done)
+      say(
+        f'{title}: {done:,} of {count(total, "image")}, about '
+        f'{tqdm.format_interval(left)} left.'
+      )
+
+  yield advance
 
 
 def quiet_tensorflow() -> None:

@@ -155,7 +155,7 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
           if config.probe_every:
             sharding.settle(engine.probe(state, 0, runs[0].unseen))
           progress.start()
-          phases.done('probes')
+          phases.done('compile measurements')
 
         rows: list[dict] = [{} for _ in runs]
         for i in live:

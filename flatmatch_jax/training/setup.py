@@ -29,6 +29,7 @@ def choose_split(config, dataset) -> splits.Split:
     config.unlabeled_imbalance,
     config.num_val,
     config.unlabeled_includes_labeled,
+    dataset.class_names,
   )
 
 
@@ -138,12 +139,26 @@ def tell_data(config, dataset, split) -> None:
   few, many = min(counts), max(counts)
   per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
   held_out = f'{config.num_val} for validation, ' if config.num_val else ''
+  labeled = messages.count(len(split.labeled), 'labeled image')
   messages.say(
-    f'{config.method} on {config.dataset}: {len(split.labeled)} labeled images '
-    f'({per_class}), {len(split.unlabeled)} unlabeled, {held_out}'
+    f'{config.method} on {config.dataset}: {labeled} ({per_class}), '
+    f'{len(split.unlabeled):,} unlabeled, {held_out}'
     f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
     f'{includes} the unlabeled pool.'
   )
+  pairs = zip(dataset.class_names, counts, strict=True)
+  if single := [repr(name) for name, count in pairs if count == 1]:
+    messages.say(
+      f'Warning: only one labeled image of {messages.some(single)}; a class is '
+      'hardly learned from one. Label more images of it.'
+    )
+  uses = not config.method.startswith('supervised')
+  if uses and not len(np.setdiff1d(split.unlabeled, split.labeled)):
+    messages.say(
+      'All images are labeled, so none are left to learn from without labels. '
+      'labels=N after the colon of the config takes N labels and counts the '
+      'other images as unlabeled.'
+    )
   if not results.selection(len(dataset.test_labels), config.num_val):
     messages.say(
       'No errors will be measured: there are no test images, and '

@@ -144,6 +144,8 @@ def test_member_that_stops_is_named_and_leaves_the_others_alone(
     assert 'learning_rate=1e+30: Step ' in said
     assert 'is the last of 2 in a row' in said
     assert 'config.max_skipped=1' in said
+    assert (tmp_path / 'table.txt').read_text() == out
+    assert f'flatmatch_jax.report --workdir {tmp_path}' in said
     lines = out.splitlines()
     assert [': error_last ' in line for line in lines] == [True, False, True]
     assert lines[1].endswith('not measured; stopped: learning_rate=1e+30')

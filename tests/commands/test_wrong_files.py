@@ -199,7 +199,7 @@ def test_folder_of_wrong_images_is_one_line(monkeypatch, capfd, tmp_path):
     (tmp_path / name / 'a.png').write_bytes(saved('PNG'))
   for number, content in enumerate(IMAGES.values()):
     (tmp_path / 'unlabeled' / f'\x1b[2J{number}.png').write_bytes(content)
-  before = digest(tmp_path)
+  before = digest(tmp_path / 'unlabeled')
   with pytest.raises(SystemExit) as end:
     start(
       monkeypatch,
@@ -212,7 +212,8 @@ def test_folder_of_wrong_images_is_one_line(monkeypatch, capfd, tmp_path):
     capfd.readouterr().err,
     [f'{len(IMAGES)} of the {len(IMAGES) + 1} files', '\\x1b[2J0.png'],
   )
-  assert digest(tmp_path) == before
+  assert digest(tmp_path / 'unlabeled') == before
+  assert not (tmp_path / 'run').exists()
 
 
 # Runs of other networks and other data, and edited ones.

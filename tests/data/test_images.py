@@ -7,6 +7,7 @@ import threading
 import jax
 import numpy as np
 from PIL import Image
+import pillow_heif
 import pytest
 
 from flatmatch_jax.data import images
@@ -159,6 +160,44 @@ def test_photos_are_turned_upright(tmp_path, orientation, extension):
   assert np.abs(found[..., 0].astype(int) - GREY).max() <= 4
 
 
+def heic(path, exif=None):
+  """The grey image, losslessly, as telephones write it."""
+  image = pillow_heif.from_pillow(Image.fromarray(GREY).convert('RGB'))
+  image.save(path, format='HEIF', quality=-1, chroma=444, exif=exif)
+
+
+@pytest.mark.parametrize('name', ['a.heic', 'misnamed.jpg'])
+def test_heic_is_read_if_its_decoder_is_there(tmp_path, monkeypatch, name):
+  heic(tmp_path / name)
+  found = images.read(tmp_path / name, (8, 8, 1))
+  assert np.abs(found[..., 0].astype(int) - GREY).max() <= 2
+  with pytest.raises(Image.UnidentifiedImageError):
+    Image.open(tmp_path / name)  # Pillow is as it was for others.
+  before = images.decoders()
+  monkeypatch.setattr(images, 'pillow_heif', None)
+  assert images.decoders() != before  # So that the cache notices.
+  with pytest.raises(ValueError, match=r'HEIC; .* pip install pillow-heif'):
+    images.read(tmp_path / name, (8, 8, 1))
+
+
+def test_heic_is_turned_once(tmp_path):
+  """By its decoder; the tag that says so again is not followed."""
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  heic(tmp_path / 'a.heic', exif.tobytes())
+  found = images.read(tmp_path / 'a.heic', (8, 8, 1))[..., 0]
+  np.testing.assert_array_equal(found, np.rot90(GREY, -1))
+
+
+def test_heic_that_is_cut_off_is_no_image(tmp_path):
+  heic(tmp_path / 'a.heic')
+  whole = (tmp_path / 'a.heic').read_bytes()
+  for size in (12, 100, len(whole) - 20):
+    (tmp_path / 'a.heic').write_bytes(whole[:size])
+    with pytest.raises(ValueError, match=r'\w'):
+      images.read(tmp_path / 'a.heic', (8, 8, 1))
+
+
 @pytest.mark.parametrize('size', [(8, 8), (17, 8), (8, 17), (1, 1), (100, 3)])
 @pytest.mark.parametrize('shape', [(8, 8, 1), (32, 32, 3), (8, 12, 3)])
 def test_odd_sizes_are_fitted(tmp_path, size, shape):
@@ -259,14 +298,10 @@ def test_files_are_read_in_parallel(tmp_path, monkeypatch):
   assert images.read_into(out, save_many(tmp_path, 2)) == {}
 
 
-def test_bar_is_for_terminals_only(tmp_path, monkeypatch, capsys):
-  paths = save_many(tmp_path, 3)
-  out = np.zeros((3, 4, 4, 1), np.uint8)
-  images.read_into(out, paths, 'unlabeled')
-  assert capsys.readouterr().err == ''
-  monkeypatch.setattr('sys.stderr.isatty', lambda: True)
-  images.read_into(out, paths, 'unlabeled')
-  assert 'unlabeled: 100%' in capsys.readouterr().err
+def test_each_file_advances(tmp_path):
+  out, calls = np.zeros((3, 4, 4, 1), np.uint8), []
+  images.read_into(out, save_many(tmp_path, 3), lambda: calls.append(1))
+  assert len(calls) == 3
 
 
 def test_too_many_images_for_the_memory():

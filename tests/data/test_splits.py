@@ -60,8 +60,15 @@ def test_scarce_class_is_named():
   labels = LABELS.copy()
   labels[labels == 7] = -1
   labels[7] = 7
-  with pytest.raises(ValueError, match=r'Class 7 has 1 .* 20 labels need 2'):
+  line = 'has 1 labeled image; 20 labels need 2. Label more images of it'
+  with pytest.raises(ValueError, match=f'Class 7 {line}'):
     splits.balanced(labels, 20, 0, 10)
+  labels[7] = -1
+  names = [f'bone {number}' for number in range(10)]
+  line = f"Class 'bone 7' {line.replace('1 labeled image', '0 labeled images')}"
+  for factor in (1.0, 1.01):
+    with pytest.raises(ValueError, match=line):
+      splits.make(labels, 10, 20, 0, imbalance=factor, names=names)
 
 
 @pytest.mark.parametrize(

@@ -222,9 +222,11 @@ def test_cores_are_devices_unless_jax_is_told(dataset, given, found):
 
 
 _IMPORT_ALL = """
-import importlib, pkgutil, sys
+import importlib, os, pkgutil, sys
+environment = dict(os.environ)
 import absl.logging, flatmatch_jax
 before = absl.logging.get_verbosity(), sys.unraisablehook
+assert environment == dict(os.environ)
 names = [m.name for m in pkgutil.walk_packages(
     flatmatch_jax.__path__, 'flatmatch_jax.')]
 assert 'flatmatch_jax.training.loop' in names, names
@@ -251,3 +253,43 @@ def test_importing_loads_no_tensorflow_and_silences_nothing():
   assert int(number) > 20
   assert loaded == '[]'
   assert unchanged == 'True'
+
+
+_LEVEL = 'import os; print(os.environ["TF_CPP_MIN_LOG_LEVEL"])'
+
+
+@pytest.mark.parametrize('given', [None, '0'])
+def test_commands_keep_the_alarms_of_xla_from_the_user(given, tmp_path):
+  """Its C++ reads the level when jax is imported; 3 is fatal errors only."""
+  environment = os.environ | {'PYTHONPATH': str(ROOT)}
+  environment.pop('TF_CPP_MIN_LOG_LEVEL', None)  # Tests have imported jax.
+  environment |= {'TF_CPP_MIN_LOG_LEVEL': given} if given else {}
+  (tmp_path / 'main.py').write_text(
+    (ROOT / 'main.py').read_text().partition('from absl')[0] + _LEVEL
+  )
+  done = subprocess.run(
+    [sys.executable, tmp_path / 'main.py'],
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.stdout.strip() == (given or '3'), done.stderr
+
+
+@pytest.mark.parametrize('args', [['main.py'], ['-m', 'flatmatch_jax.report']])
+def test_missing_packages_are_one_line(args):
+  """-S: without site-packages, as outside the environment."""
+  done = subprocess.run(
+    [sys.executable, '-S', *args],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 1
+  assert done.stderr.startswith(
+    f"error: {sys.executable} has no package 'absl'"
+  )
+  assert '. .venv/bin/activate' in done.stderr
+  assert done.stderr.count('\n') == 1

@@ -110,6 +110,12 @@ digits:label=40 | Did you mean 'labels'?
 lok_every=5 | Did you mean 'log_every'?
 recipe_args.roh=0.1 | Did you mean 'recipe_args.rho'?
 --workdirr=x | Did you mean: workdir
+--steps=100 | no flag --steps; write --config.steps=100.
+--steps | no flag --steps; write --config.steps=VALUE.
+--rho=0.3 | no flag --rho; write --config.recipe_args.rho=0.3.
+--recipe_args.rho=0.3 | write --config.recipe_args.rho=0.3.
+--labels=100 | no flag --labels; write --config FILE.py:labels=100.
+--batchsize=8 | 'batchsize'; Did you mean 'config.batch_size'?
 = | ''; FIELD=VALUE
 --config= | no config file
 --config=ROOT/configs | no config file
@@ -144,7 +150,7 @@ tfds | name=mnist
 folder | data_dir is empty; PATH
 folder data_dir=/none | /none; not a folder
 folder data_dir=HERE | HERE; not a folder
-folder data_dir=ROOT/configs | configs; labeled/
+folder data_dir=ROOT/configs | configs; labeled/CLASS
 npz data_dir=ROOT | ROOT; There is no file
 npz data_dir=HERE | HERE; zip
 compilation_cache=HERE | compilation_cache=HERE; a folder; leave it empty
