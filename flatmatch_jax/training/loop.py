@@ -78,7 +78,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   memory.check(config, shapes, image_shape, program.views)
   weights = None
   if config.pretrained and not files.has_steps():
-    weights = setup.read_weights(config.pretrained, shapes.params)
+    weights = setup.read_weights(config.pretrained, shapes)
   setup.write_description(files, config, dataset, split)
   setup.tell_data(config, dataset, split)
 

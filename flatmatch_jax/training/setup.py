@@ -68,25 +68,31 @@ def probe_images(config, sets):
   return pixels, labels[index]
 
 
-def read_weights(path: str, shapes):
-  """The parameters of a file; those that it has not stay shapes."""
-  params, report = pretrained.load(os.path.expanduser(path), shapes)
+def read_weights(path: str, shapes: TrainState):
+  """Parameters and statistics of a file; those it has not stay shapes."""
+  params, batch_stats, report = pretrained.load(
+    os.path.expanduser(path), shapes.params, shapes.batch_stats
+  )
   messages.say(f'{path}: {report.describe()}')
-  return params
+  return params, batch_stats
 
 
 def start_from(weights, state):
   """The state with weights from a file, in the average too."""
-  params = jax.tree.map(
+  params, batch_stats = jax.tree.map(
     lambda new, drawn: (
       drawn
       if isinstance(new, jax.ShapeDtypeStruct)
       else sharding.place(new, drawn.sharding)
     ),
     weights,
-    state.params,
+    (state.params, state.batch_stats),
   )
-  return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
+  return state.replace(
+    params=params,
+    ema_params=jax.tree.map(jnp.copy, params),
+    batch_stats=batch_stats,
+  )
 
 
 def write_description(files: Workdir, config, dataset, split) -> None:
@@ -180,7 +186,7 @@ def open_run(
   if (found := checkpoints.restore(state)) is not None:
     state, notes = found
   elif config.pretrained:
-    shapes = jax.eval_shape(lambda: state.params)
+    shapes = jax.eval_shape(lambda: state)
     weights = weights or read_weights(config.pretrained, shapes)
     state = start_from(weights, state)
   expected = {}
