@@ -95,6 +95,12 @@ def _check_optimizer(config):
 
 def _check_weights(config):
   if not config.pretrained:
+    if config.layer_decay != 1 and config.model.startswith('resnet'):
+      raise UserError(
+        f'config.layer_decay={config.layer_decay} slows layers that have '
+        'learned already, and no weights are given; name a file of them with '
+        '--config.pretrained, or set it to 1.'
+      )
     return
   if not config.model.startswith(_LAYERED):
     raise UserError(
