@@ -65,6 +65,9 @@ def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
     test_images=pixels[train:],
     test_labels=labels[train:],
     class_names=class_names,
+    train_paths=tuple(
+      str(path.relative_to(root)) for part in parts[:2] for path in part.paths
+    ),
   )
 
 

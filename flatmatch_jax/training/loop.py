@@ -179,6 +179,8 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
         for i in live:
           if logs:
             rows[i] |= engine.row(metrics, i, step)
+            if not runs[i].has_truth:
+              rows[i].pop('pseudo_label_accuracy', None)
             runs[i].watcher.row(step, rows[i])
           if evaluates:
             member = engine.member(state, i)

@@ -157,6 +157,12 @@ def tell_data(config, dataset, split) -> None:
     )
 
 
+def has_truth(labels, split) -> bool:
+  """Whether labels are known of the pool, beside those that train the run."""
+  others = labels[np.setdiff1d(split.unlabeled, split.labeled)]
+  return not len(others) or others.max() >= 0
+
+
 class Run(NamedTuple):
   """What the loop keeps of a run."""
 
@@ -171,6 +177,7 @@ class Run(NamedTuple):
   checkpoints: Checkpoints
   notes: dict[str, Any]  # Of the checkpoint that the run resumes from.
   watcher: watch.Watch
+  has_truth: bool  # Else nothing is known of its pseudo-labels.
 
 
 def open_run(
@@ -207,5 +214,6 @@ def open_run(
     checkpoints,
     notes,
     watch.Watch(config, shares, name, notes.get('watch')),
+    has_truth(labels, split),
   )
   return run, state

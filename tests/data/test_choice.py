@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flatmatch_jax.label import choice
+from flatmatch_jax.data import choice
 
 
 def features(rng, number, dims=5):
