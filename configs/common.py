@@ -187,6 +187,7 @@ def set_pretrained(config, model: str) -> None:
   config.layer_decay = 0.5
   config.steps = 2_000
   config.eval_every = config.checkpoint_every = 250
+  config.probe_every = 0  # Compiling them takes longer than the step.
 
 
 def set_own(config, image_size: int, model: str = 'auto') -> None:

@@ -19,7 +19,7 @@ class Shown(NamedTuple):
   """An image, and what the network says of it."""
 
   pixels: np.ndarray  # uint8 [H, W, C]
-  path: str  # Relative to the folder of the data; '' if it is no file.
+  path: str  # Relative to the folder of the data; or in which array it is.
   guess: int
   confidence: float
   label: int  # -1 if it has none.
@@ -47,7 +47,7 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
     return [
       Shown(
         dataset.train_images[row],
-        dataset.train_paths[row] if dataset.train_paths else '',
+        _path(dataset, row),
         int(probs.argmax()),
         float(probs.max()),
         int(dataset.train_labels[row]),
@@ -66,6 +66,15 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
     second = opinions(second, labels, neighbours(known, new, probs))
   wrong = suspects(second, labels)[:SHOWN]
   return Advice(first, show(labeled[wrong], second[wrong]), len(labeled))
+
+
+def _path(dataset, row) -> str:
+  if dataset.train_paths:
+    return dataset.train_paths[row]
+  labeled = int((dataset.train_labels >= 0).sum())  # They come first.
+  if row < labeled:
+    return f'labeled_images[{row}]'
+  return f'unlabeled_images[{row - labeled}]'
 
 
 def _draw(rows, most: int) -> np.ndarray:

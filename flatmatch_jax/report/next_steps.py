@@ -43,16 +43,18 @@ def section(
 def labels_to_give(run, images: list[Shown], names) -> Html:
   if not images:
     return Html('')
-  lines = [f'{sure(shown.confidence)} {names[shown.guess]}' for shown in images]
+  words = [
+    join(tag('b', f'{names[shown.guess]}?'), tag('span', sure(shown)))
+    for shown in images
+  ]
   text = (
     'The network is unsure of these images, and they differ from each other '
     'and from what is labeled; below each is its guess.'
   )
-  shown = gallery(images, [tag('span', line) for line in lines])
   return join(
     tag('h3', f'Label these {len(images)} images first'),
     note(text),
-    shown,
+    gallery(images, words),
     _command(_label(run)) if run.config['dataset'] == 'folder' else '',
   )
 
@@ -70,7 +72,7 @@ def labels_to_check(run, advice: Advice, names) -> Html:
   words = [
     join(
       tag('b', names[shown.label]),
-      tag('small', f'or {names[shown.guess]}? {sure(shown.confidence)}'),
+      tag('small', f'or {names[shown.guess]}? {sure(shown)}'),
     )
     for shown in advice.suspects
   ]
@@ -142,16 +144,16 @@ def gallery(images: list[Shown], words: list[Html]) -> Html:
     tiles.append(
       tag(
         'figure',
-        picture(shown.pixels, shown.path or 'a training image'),
-        tag('figcaption', word, name and tag('i', name), title=shown.path),
+        picture(shown.pixels, shown.path),
+        tag('figcaption', word, tag('i', name), title=shown.path),
         class_='tile',
       )
     )
   return tag('div', *tiles, class_='gallery')
 
 
-def sure(confidence: float) -> str:
-  return f'{confidence:.0%}'
+def sure(shown: Shown) -> str:
+  return f'{shown.confidence:.0%}'
 
 
 def _command(*lines: str) -> Html:
