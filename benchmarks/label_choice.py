@@ -23,7 +23,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import study_report
 from flatmatch_jax import data
-from flatmatch_jax.label import choice, rank
+from flatmatch_jax.data import choice
+from flatmatch_jax.label import rank
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, startup
 from flatmatch_jax.training import load, loop

@@ -252,7 +252,7 @@ def main(argv):
   members = sweep(values.config, values.workdir, settings, values.at_once)
   text = describe(members)
   print(text)
-  table = pathlib.Path(values.workdir) / 'table.txt'
+  table = to_path(values.workdir) / 'table.txt'
   with files.replacing(table, mode='w', encoding='utf-8') as file:
     file.write(f'{text}\n')
   messages.say(

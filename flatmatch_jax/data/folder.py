@@ -50,6 +50,11 @@ def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
     test_images=pixels[train:],
     test_labels=labels[train:],
     class_names=found.class_names,
+    train_paths=tuple(
+      os.path.relpath(path, found.root)
+      for part in found.parts[:2]
+      for path in part.paths
+    ),
   )
 
 

@@ -30,6 +30,8 @@ class Dataset(NamedTuple):
   test_images: Any  # [M, H, W, C] uint8
   test_labels: np.ndarray  # [M] int32
   class_names: tuple[str, ...]
+  # Of the training images, relative to the data_dir, where they are files.
+  train_paths: tuple[str, ...] = ()
 
 
 class TfdsSplits(NamedTuple):

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatmatch_jax.data import images
-from flatmatch_jax.label import choice
+from flatmatch_jax.data import choice, images
 from flatmatch_jax.label.store import Store
 from flatmatch_jax.types import UserError
 
@@ -63,9 +62,7 @@ class Ranking:
     labeled = self._store.labeled_paths()
     chosen = rng.permutation(len(labeled))[: SIZES[-1]]
     known, _ = _read([labeled[row] for row in chosen])
-    features = choice.embed(np.concatenate([pixels, known]))
-    new, old = features[: len(pixels)], features[len(pixels) :]
-    weights = None
+    probs = None
     if self._classify:
       probs = self._classify([self._store.path(n) for n in numbers])
       guesses = zip(probs.argmax(-1).tolist(), probs.max(-1), strict=True)
@@ -73,8 +70,7 @@ class Ranking:
         number: Guess(label, float(confidence))
         for number, (label, confidence) in zip(numbers, guesses, strict=True)
       }
-      weights = choice.doubt(probs)
-    order = choice.spread(new, old, weights)
+    order = choice.order(pixels, known, probs)
     self._store.reorder([numbers[row] for row in order])
 
 

@@ -22,6 +22,15 @@ _DTYPES = {
 }
 
 
+def with_layers(params) -> ModuleType | None:
+  """The module of the network with these parameters, if it counts its layers.
+
+  Then `depth(params)` is their number, and `layer(path, depth)` that of a
+  parameter: 0 for the stem, up to `depth`, and `depth` + 1 for the heads.
+  """
+  return next((m for m in (vit, resnet) if m.depth(params)), None)
+
+
 def create(
   name: str,
   num_classes: int,

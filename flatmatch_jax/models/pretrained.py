@@ -1,7 +1,8 @@
-"""A ViT's parameters from public files of weights, matched by name.
+"""A network's parameters from public files of weights, matched by name.
 
-Two layouts are known: the .npz files of google-research/vision_transformer and
-the names that timm gives in .safetensors files.
+For ViTs two layouts are known, the .npz files of
+google-research/vision_transformer and the names that timm gives in .safetensors
+files; for ResNets the names of torchvision, which are also timm's.
 """
 
 import math
@@ -12,40 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flatmatch_jax.models import vit
-from flatmatch_jax.system.array_files import Stored, open_arrays
+from flatmatch_jax import models
+from flatmatch_jax.models import weight_names
+from flatmatch_jax.models.weight_names import Source
+from flatmatch_jax.system.array_files import open_arrays
 from flatmatch_jax.types import PyTree, UserError
 
 _MAX_TOKENS = 2**16  # Of a position embedding that is to be resized.
-
-_GOOGLE = {
-  'cls': 'cls',
-  'position': 'Transformer/posembed_input/pos_embedding',
-  'patch': 'embedding',
-  'block': 'Transformer/encoderblock_{}/',
-  'norm1': 'LayerNorm_0',
-  'qkv': 'MultiHeadDotProductAttention_1/{}',
-  'out': 'MultiHeadDotProductAttention_1/out',
-  'norm2': 'LayerNorm_2',
-  'mlp1': 'MlpBlock_3/Dense_0',
-  'mlp2': 'MlpBlock_3/Dense_1',
-  'norm': 'Transformer/encoder_norm',
-  'classifier': 'head',
-}
-_TIMM = {
-  'cls': 'cls_token',
-  'position': 'pos_embed',
-  'patch': 'patch_embed.proj',
-  'block': 'blocks.{}.',
-  'norm1': 'norm1',
-  'qkv': 'attn.qkv',
-  'out': 'attn.proj',
-  'norm2': 'norm2',
-  'mlp1': 'mlp.fc1',
-  'mlp2': 'mlp.fc2',
-  'norm': 'norm',
-  'classifier': 'head',
-}
 
 
 class Report(NamedTuple):
@@ -69,46 +43,30 @@ class Report(NamedTuple):
     return ' '.join(lines)
 
 
-class _Source(NamedTuple):
-  """How arrays of a file make a parameter: side by side on its last axis."""
-
-  names: tuple[str, ...]
-  heads: int | None = None  # The axis that the file splits into two by heads.
-  axes: tuple[int, ...] | None = None  # The order in which the file's follow.
-
-  def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape in the file as it will be here."""
-    if (at := self.heads) is not None:
-      shape = (*shape[:at], math.prod(shape[at : at + 2]), *shape[at + 2 :])
-    if self.axes is not None and len(self.axes) == len(shape):
-      shape = tuple(shape[axis] for axis in self.axes)
-    return shape
-
-  def read(self, arrays: dict[str, Stored]) -> np.ndarray:
-    parts = []
-    for name in self.names:
-      part = arrays[name].read()
-      if self.axes is not None:
-        part = part.transpose(self.axes)
-      parts.append(part.reshape(self.shape(arrays[name].shape)))
-    return np.concatenate(parts, axis=-1)
-
-
-def load(path: str, params: PyTree) -> tuple[PyTree, Report]:
-  """`params` of a ViT, with what the file at `path` has for them.
+def load(
+  path: str, params: PyTree, batch_stats: PyTree
+) -> tuple[PyTree, PyTree, Report]:
+  """Both of a ViT or ResNet, with what the file at `path` has for them.
 
   The position embedding is resized where the grid differs. The classifier is
   kept where its shape differs; elsewhere another shape is a UserError.
   """
-  if not vit.depth(params):
+  network = models.with_layers(params)
+  if network is None:
     raise UserError(
-      f'{path} can only start a ViT, and the network is another; choose a '
-      'model vit_SIZE_PATCH, or no pretrained weights.'
+      f'{path} can only start a ViT or a ResNet, and the network is another; '
+      'choose a model vit_SIZE_PATCH, resnet_18, resnet_34 or resnet_50, or no '
+      'pretrained weights.'
     )
-  flat = traverse_util.flatten_dict(params, sep='/')
-  layer_of = lambda name: vit.layer(tuple(name.split('/')), vit.depth(params))
+  depth = network.depth(params)
+  layer_of = lambda name: network.layer(tuple(name.split('/')), depth)
+  # No name is in both: those of statistics end in mean and var.
+  trees = [
+    traverse_util.flatten_dict(tree, sep='/') for tree in (params, batch_stats)
+  ]
+  flat = trees[0] | trees[1]
   with open_arrays(path) as arrays:
-    sources = _match(path, flat, arrays)
+    sources = _match(path, flat, arrays, network)
     values = {name: source.read(arrays) for name, source in sources.items()}
   resized = ''
   if 'position' in values:
@@ -118,31 +76,50 @@ def load(path: str, params: PyTree) -> tuple[PyTree, Report]:
       values['position'] = _resize(values['position'], old, new)
       resized = f'from {old}x{old} to {new}x{new}'
   absent = [
-    name
-    for name in flat
-    if name not in values and layer_of(name) <= vit.depth(params)
+    name for name in flat if name not in values and layer_of(name) <= depth
   ]
   if absent:
     raise UserError(
       f'{path} has nothing for {len(absent)} of the {len(flat)} parameters, '
-      f'such as {absent[0]}; choose weights of the same kind of ViT.'
+      f'such as {absent[0]}; choose weights of the same network.'
     )
   used = {name for source in sources.values() for name in source.names}
+  unused = tuple(
+    name
+    for name in arrays
+    if name not in used and not name.endswith(weight_names.COUNTER)
+  )
+  if more := [n for n in unused if weight_names.OF_BLOCKS.match(n)]:
+    raise UserError(
+      f'{path} has {more[0]}, and the network nothing like it; choose weights '
+      'of the same network.'
+    )
   loaded = {k: jnp.asarray(v, flat[k].dtype) for k, v in values.items()}
-  return traverse_util.unflatten_dict(flat | loaded, sep='/'), Report(
+  report = Report(
     loaded=tuple(loaded),
     kept=tuple(name for name in flat if name not in loaded),
-    unused=tuple(name for name in arrays if name not in used),
+    unused=unused,
     resized=resized,
   )
+  full = flat | loaded
+  new = [
+    traverse_util.unflatten_dict({name: full[name] for name in tree}, sep='/')
+    for tree in trees
+  ]
+  return new[0], new[1], report
 
 
-def _match(path, flat, arrays) -> dict[str, _Source]:
+def _match(path, flat, arrays, network) -> dict[str, Source]:
   """Where each parameter comes from; checks the shapes, and reads nothing."""
-  google = any(name.startswith('Transformer/') for name in arrays)
+  kind, known = 'ResNet', 'torchvision and of timm'
+  find = weight_names.resnet
+  if network is models.vit:
+    kind, known = 'ViT', 'google-research/vision_transformer and of timm'
+    google = any(name.startswith('Transformer/') for name in arrays)
+    find = weight_names.google if google else weight_names.timm
   sources = {}
   for name, like in flat.items():
-    source = _google(name) if google else _timm(name)
+    source = find(name)
     if source is None or not all(n in arrays for n in source.names):
       continue
     wanted = (*like.shape[:-1], like.shape[-1] // len(source.names))
@@ -156,12 +133,12 @@ def _match(path, flat, arrays) -> dict[str, _Source]:
       raise UserError(
         f'{wrong[0]} in {path} has shape {shapes[wrong[0]]}, which does not '
         f"make the network's {name} of {like.shape}; choose weights of the "
-        'same size and patch.'
+        'same network.'
       )
   if not sources:
     raise UserError(
-      f'{path} holds none of the names of a ViT: {", ".join([*arrays][:3])}. '
-      'Known are those of google-research/vision_transformer and of timm.'
+      f'{path} holds none of the names of a {kind}: '
+      f'{", ".join([*arrays][:3])}. Known are those of {known}.'
     )
   classifier = {'classifier/kernel', 'classifier/bias'}
   if not classifier <= sources.keys():  # Both or neither.
@@ -174,37 +151,6 @@ def _fits(name, shape, wanted):
     return shape == wanted
   tokens = shape[1] if len(shape) == 3 else 0
   return 2 <= tokens <= _MAX_TOKENS and shape[::2] == wanted[::2]
-
-
-def _google(name: str) -> _Source | None:
-  path = _translate(name, _GOOGLE)
-  if path is None:
-    return None
-  if '/qkv/' in name:
-    names = tuple(path.format(part) for part in ('query', 'key', 'value'))
-    return _Source(names, heads=1 if name.endswith('kernel') else 0)
-  return _Source((path,), heads=0 if name.endswith('out/kernel') else None)
-
-
-def _timm(name: str) -> _Source | None:
-  path = _translate(name, _TIMM)
-  if path is None:
-    return None
-  path = path.replace('/kernel', '.weight').replace('/scale', '.weight')
-  axes = None
-  if name.endswith('kernel'):
-    axes = (2, 3, 1, 0) if name.startswith('patch/') else (1, 0)
-  return _Source((path.replace('/bias', '.bias'),), axes=axes)
-
-
-def _translate(name: str, table: dict[str, str]) -> str | None:
-  """The path of a parameter with its modules renamed; None for extra heads."""
-  first, *rest = name.split('/')
-  if first.startswith('block'):
-    module, *rest = rest
-    first = table['block'].format(int(first[len('block') :]) - 1)
-    return '/'.join([first + table[module], *rest])
-  return '/'.join([table[first], *rest]) if first in table else None
 
 
 def _grid(path, tokens):

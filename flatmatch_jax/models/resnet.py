@@ -1,11 +1,13 @@
-"""Residual networks with bottlenecks (https://arxiv.org/abs/1512.03385).
+"""Residual networks (https://arxiv.org/abs/1512.03385).
 
-As in torchvision: the stride sits in the 3x3 convolution ("v1.5"), the last
-norm of a block starts at one like the others.
+As in torchvision and timm: the stride sits in the 3x3 convolution ("v1.5"), the
+last norm of a block starts at one like the others. The optimizer and the loader
+of pretrained weights read parameters by name: stem, norm, stage1_block1, ….
 """
 
 import functools
 import math
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 from flatmatch_jax.models.layers import batch_norm, predict
 from flatmatch_jax.types import Head, Prediction
 
-NAMES = 'resnet_50'
+NAMES = 'resnet_18, resnet_34, resnet_50'
 _kernel_init = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
@@ -31,6 +33,42 @@ def _conv(x, features, name, dtype, size=1, stride=1):
     dtype=dtype,
     name=name,
   )(x)
+
+
+def depth(params) -> int:
+  """The number of stages; 0 where the parameters are not a ResNet's."""
+  stage = params.get('stage1_block1', {})
+  if 'norm1' not in stage or 'bias' in stage['conv1']:  # A wide ResNet has one.
+    return 0
+  return len({name.partition('_')[0] for name in params if 'block' in name})
+
+
+def layer(path: tuple[str, ...], depth: int) -> int:
+  """0 for the stem and its norm, k for stage k, `depth` + 1 above."""
+  if path[0] in ('stem', 'norm'):
+    return 0
+  stage = re.match(r'stage(\d+)_', path[0])
+  return int(stage.group(1)) if stage else depth + 1
+
+
+class Basic(nn.Module):
+  """Two 3x3 convolutions."""
+
+  features: int
+  stride: int
+  norm: Any
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x):
+    conv = functools.partial(_conv, features=self.features, dtype=self.dtype)
+    y = conv(x, name='conv1', size=3, stride=self.stride)
+    y = nn.relu(self.norm(name='norm1')(y))
+    y = self.norm(name='norm2')(conv(y, name='conv2', size=3))
+    if x.shape != y.shape:
+      x = conv(x, name='shortcut', stride=self.stride)
+      x = self.norm(name='shortcut_norm')(x)
+    return nn.relu(x + y)
 
 
 class Bottleneck(nn.Module):
@@ -57,14 +95,16 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-  """Stem, stages of bottlenecks, global average pooling, linear heads.
+  """Stem, stages of blocks, global average pooling, linear heads.
 
   Attributes:
+    block: the class of all blocks.
     blocks: number of blocks of each stage; the default is ResNet-50.
     width: channels after the stem, doubled from stage to stage.
   """
 
   num_classes: int
+  block: Any = Bottleneck
   blocks: tuple[int, ...] = (3, 4, 6, 3)
   width: int = 64
   heads: tuple[Head, ...] = ()
@@ -74,7 +114,7 @@ class ResNet(nn.Module):
   @nn.compact
   def __call__(self, x, train: bool) -> Prediction:
     norm = batch_norm(train, epsilon=1e-5, dtype=self.dtype)
-    block_class = nn.remat(Bottleneck) if self.remat else Bottleneck
+    block_class = nn.remat(self.block) if self.remat else self.block
     x = _conv(x, self.width, 'stem', self.dtype, size=7, stride=2)
     x = nn.relu(norm(name='norm')(x))
     # By keywords: jax2onnx takes no others.
@@ -99,5 +139,12 @@ class ResNet(nn.Module):
     return predict(features, self.num_classes, self.heads, train, dense)
 
 
+_PUBLISHED = {
+  'resnet_18': functools.partial(ResNet, block=Basic, blocks=(2, 2, 2, 2)),
+  'resnet_34': functools.partial(ResNet, block=Basic),
+  'resnet_50': ResNet,
+}
+
+
 def named(name: str):
-  return ResNet if name == 'resnet_50' else None
+  return _PUBLISHED.get(name)

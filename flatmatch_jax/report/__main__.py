@@ -59,12 +59,12 @@ def default_out(found: list[runs.RunFiles]) -> pathlib.Path:
 
 def one_page(run: runs.RunFiles, data_dir: str | None) -> str:
   """The page of a run; what cannot be had is told there and on the screen."""
-  try:
-    found, reason = predictions.predict(run.files, data_dir), ''
-  except UserError as error:
-    found, reason = None, str(error)
+  found, advice, reason = predictions.look(run.files, data_dir)
+  if reason:
     messages.say(f'No predictions in the report: {reason}')
-  return single.render(run, found, reason)
+  if data_dir:  # Commands name the folder as it is now.
+    run = run._replace(config=run.config | {'data_dir': data_dir})
+  return single.render(run, found, reason, advice)
 
 
 def several(found: list[runs.RunFiles], out: pathlib.Path) -> dict:

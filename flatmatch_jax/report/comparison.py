@@ -9,6 +9,7 @@ from flatmatch_jax.paper.tables import TABLES
 from flatmatch_jax.report import analyses, charts
 from flatmatch_jax.report.page import (
   Html,
+  alarm,
   data_uri,
   document,
   grid,
@@ -183,10 +184,36 @@ def results(groups: list[Group], files: dict[str, str]) -> Html:
       'shorter runs are not to be measured by it.'
     )
   return join(
+    below_supervised(groups),
     note(words),
     table(head, rows, 'results', sortable=True),
     tag('p', *links, class_='downloads'),
   )
+
+
+def below_supervised(groups: list[Group]) -> Html:
+  """Names those that are worse than supervised training on the same labels."""
+  parts = []
+  for member in groups:
+    own = member.values('error_last') or member.values('val_error_last')
+    for other in groups:
+      same = (other.data, other.labels) == (member.data, member.labels)
+      plain = other.values('error_last') or other.values('val_error_last')
+      if not (same and own and plain and other.method == 'supervised'):
+        continue
+      if member.method != 'supervised' and statistics.mean(
+        own
+      ) > statistics.mean(plain):
+        parts.append(
+          f'{member.name} on {member.data}, {member.labels} labels: '
+          f'{spread(own)}% against {spread(plain)}%.'
+        )
+  remedy = (
+    'Its pseudo-labels do harm. Train it for more steps, try a higher '
+    'threshold or a lower config.learning_rate, or take another method.'
+  )
+  title = 'Worse than supervised training on the same labels'
+  return alarm(title, parts, [remedy])
 
 
 def _count(group):

@@ -43,6 +43,19 @@ def note(*text) -> Html:
   return tag('p', *text, class_='note')
 
 
+def alarm(title: str, items: list, remedies, failed: bool = True) -> Html:
+  """A box about what went wrong; '' if there are no items."""
+  if not items:
+    return Html('')
+  return tag(
+    'div',
+    tag('h3', title),
+    tag('ul', *[tag('li', item) for item in items]),
+    join(*[tag('p', text) for text in remedies]),
+    class_='alarm failed' if failed else 'alarm',
+  )
+
+
 def card(title: str, *children, note: str = '', wide: bool = False) -> Html:
   return tag(
     'figure',
@@ -151,7 +164,7 @@ def document(title: str, header: Html, sections: dict[str, Html]) -> str:
     tag('style', Html(style)),
   )
   named = {
-    name.lower().replace(' ', '-'): (name, content)
+    name.lower().rstrip('?').replace(' ', '-'): (name, content)
     for name, content in sections.items()
     if content
   }

@@ -6,7 +6,10 @@ import numpy as np
 
 from flatmatch_jax import data
 from flatmatch_jax.data import Dataset, pictures, splits
+from flatmatch_jax.report import advice
+from flatmatch_jax.report.advice import Advice
 from flatmatch_jax.training import classify, load
+from flatmatch_jax.types import UserError
 
 EXAMPLES = 12
 SAMPLES = 6  # Images whose augmentations are shown.
@@ -29,17 +32,38 @@ class Predictions(NamedTuple):
   examples: dict[str, Examples]
   views: dict[str, np.ndarray]  # Rows of augmented images, by name.
   cropped: bool  # In training, at random; `views` are not.
+  # Of logistic regression on the pixels of the user's own images, in percent.
+  pixels_error: float | None = None
 
   @property
   def report(self) -> dict:
     return classify.report(self.probabilities, self.labels)
 
 
-def predict(files, data_dir: str | None = None) -> Predictions:
-  """Runs the latest checkpoint over the images that `evaluate` takes."""
-  run = load.load_run(files)
-  dataset = load.load_data(run, data_dir)
-  images, labels, kind = load.choose_images(files, run, dataset)
+def look(
+  files, data_dir: str | None
+) -> tuple[Predictions | None, Advice | None, str]:
+  """What the latest checkpoint says of the images that `evaluate` takes, what
+  would help it, and why there are no predictions if there are none."""
+  found = given = None
+  try:
+    run = load.load_run(files)
+    dataset, split = load.load_data(run, data_dir), files.read('split.json')
+    if run.config.dataset in advice.OWN:
+      given = advice.advise(run, dataset, split)
+    held_out = load.choose_images(files, run, dataset)
+    found = predict(run, dataset, held_out)
+    if given:
+      error = advice.pixels_error(dataset, split, *held_out[:2])
+      found = found._replace(pixels_error=error)
+  except UserError as error:
+    return found, given, str(error)
+  return found, given, ''
+
+
+def predict(run: load.Run, dataset: Dataset, held_out) -> Predictions:
+  """Runs the network over images; `held_out` has their labels and kind, too."""
+  images, labels, kind = held_out
   state = run.state
   (probabilities,) = run.classify([state.ema_params], state.batch_stats, images)
   return Predictions(

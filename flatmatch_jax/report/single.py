@@ -9,9 +9,12 @@ from flatmatch_jax.report import (
   analyses,
   charts,
   classes,
+  diagnosis,
   gallery,
+  next_steps,
   reproduce,
 )
+from flatmatch_jax.report.advice import Advice
 from flatmatch_jax.report.page import (
   Html,
   card,
@@ -36,17 +39,24 @@ _ELSEWHERE = ('step', 'class_histogram', 'balanced_error', 'val_balanced_error')
 _RECENT = 10  # Rows of metrics.jsonl that a histogram is the mean of.
 
 
-def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
+def render(
+  run: RunFiles,
+  found: Predictions | None,
+  reason: str = '',
+  advice: Advice | None = None,
+) -> str:
   """The page. Without predictions the `reason` is told instead."""
   config = run.config
   title = f'{config["method"]} on {run.data}, {run.labels} labels'
+  findings = diagnosis.diagnose(run, found.pixels_error if found else None)
   sections = {
-    'Summary': summary(run, found),
+    'Summary': join(diagnosis.section(findings), summary(run, found)),
     'Curves': curves(run),
     'Predictions': note(f'There are none: {reason}') if reason else Html(''),
     'Examples': Html(''),
     'Augmentations': Html(''),
     'Analyses': analyses.of_run(run.files.path),
+    'What next?': next_steps.section(run, advice, found),
     'Configuration': configuration(run),
   }
   if found:
@@ -54,10 +64,11 @@ def render(run: RunFiles, found: Predictions | None, reason: str = '') -> str:
     sections['Predictions'] = classes.section(found, names)
     sections['Examples'] = gallery.examples(found, names)
     sections['Augmentations'] = gallery.augmentations(found)
-  return document(title, header(run, title), sections)
+  status = diagnosis.status(run, findings)
+  return document(title, header(run, title, status), sections)
 
 
-def header(run: RunFiles, title: str) -> Html:
+def header(run: RunFiles, title: str, status: Html) -> Html:
   config = run.config
   images = f'{config["batch_size"]}'
   if recipes.parse(str(config['method'])).method != 'supervised':
@@ -77,11 +88,7 @@ def header(run: RunFiles, title: str) -> Html:
     tag('h1', title),
     tag(
       'p',
-      tag(
-        'span',
-        run.status,
-        class_='status' if run.finished else 'status unfinished',
-      ),
+      status,
       facts,
     ),
   )
@@ -103,6 +110,9 @@ def summary(run: RunFiles, found: Predictions | None) -> Html:
   if 'error_selected' in result:
     label = 'test error where validation is best'
     tiles.append((label, percent(result['error_selected'])))
+  if found and found.pixels_error is not None:
+    label = f'{found.kind} error of logistic regression on pixels'
+    tiles.append((label, percent(found.pixels_error)))
   if found:
     error = percent(found.report['calibration_error'])
     tiles.append((f'calibration error, {found.kind}', error))

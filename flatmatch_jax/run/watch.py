@@ -205,25 +205,30 @@ class Watch:
       return
     for rule, text in found.items():
       self._state['warnings'][rule] = f'step {step}: {text}'
-    args = self._config.method_args
-    remedies = (
-      f'a lower config.learning_rate (now {self._config.learning_rate:g})'
-    )
-    if 'unused' in found:
-      remedies += ', a lower threshold'
-    if 'fairness_weight' in args:  # FreeMatch, alone or under a recipe.
-      remedies += (
-        ', a lower config.method_args.fairness_weight (now '
-        f'{args.fairness_weight:g}), --config.method_args.warmup_steps='
-        f'{max(1, self._config.steps // 10)} to train on labeled images alone '
-        'at first'
-      )
     messages.say(
       f'{self._warning}the run may be collapsing. At step {step} '
-      f'{"; ".join(found.values())}. Start in another --workdir with '
-      f'{remedies}, or more labels; method=supervised shows what the labels '
-      'alone achieve.'
+      f'{"; ".join(found.values())}. '
+      + remedies(self._config, 'unused' in found)
     )
+
+
+def remedies(config, unused: bool) -> str:
+  """What may help a run of `config`, a dict, that may be collapsing."""
+  args = config['method_args']
+  changes = f'a lower config.learning_rate (now {config["learning_rate"]:g})'
+  if unused:
+    changes += ', a lower threshold'
+  if 'fairness_weight' in args:  # FreeMatch, alone or under a recipe.
+    changes += (
+      ', a lower config.method_args.fairness_weight (now '
+      f'{args["fairness_weight"]:g}), --config.method_args.warmup_steps='
+      f'{max(1, config["steps"] // 10)} to train on labeled images alone at '
+      'first'
+    )
+  return (
+    f'Start in another --workdir with {changes}, or more labels; '
+    'method=supervised shows what the labels alone achieve.'
+  )
 
 
 def class_shares(labels, split, classes: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from flatmatch_jax import models
 from flatmatch_jax.models import vit
 from flatmatch_jax.types import UserError
 
@@ -68,9 +69,9 @@ def adamw(
 ) -> optax.GradientTransformation:
   """Decay is apart from the gradient; of kernels, not of a ViT's embeddings.
 
-  With a `layer_decay` below 1 layer k of a ViT of depth n learns, and decays,
-  at layer_decay^(n + 1 - k) of the rate: k is 0 for the stem, n for the last
-  block and the norm, n + 1 for the heads.
+  With a `layer_decay` below 1 layer k of n learns, and decays, at
+  layer_decay^(n + 1 - k) of the rate: k is 0 for the stem, n for the last block
+  of a ViT or the last stage of a ResNet, n + 1 for the heads.
   """
   return optax.chain(
     optax.scale_by_adam(),
@@ -168,20 +169,25 @@ def _kernels(params):
 
 
 def _scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
-  def init(params):
-    if not vit.depth(params):
+  def network_of(params):
+    if (network := models.with_layers(params)) is None:
       raise UserError(
-        f'A layer_decay of {layer_decay} needs the layers of a ViT; set it to '
-        '1 for other networks.'
+        f'A layer_decay of {layer_decay} needs the layers of a ViT or a ResNet;'
+        ' set it to 1 for other networks.'
       )
+    return network
+
+  def init(params):
+    network_of(params)
     return optax.EmptyState()
 
   def update(updates, state, params=None):
     del params
-    depth = vit.depth(updates)
+    network = network_of(updates)
+    depth = network.depth(updates)
 
     def scale(path, x):
-      layer = vit.layer(tuple(entry.key for entry in path), depth)
+      layer = network.layer(tuple(entry.key for entry in path), depth)
       return x * layer_decay ** (depth + 1 - layer)
 
     return jax.tree_util.tree_map_with_path(scale, updates), state

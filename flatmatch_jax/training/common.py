@@ -83,7 +83,7 @@ def base(
       'method_args': methods.defaults(method),
       'recipe_args': recipes.defaults(recipe),
       'model': 'wrn_28_2',
-      'pretrained': '',  # File of weights to start a ViT from.
+      'pretrained': '',  # File of weights to start a ViT or ResNet from.
       'dtype': 'float32',  # Or bfloat16, float16; parameters stay float32.
       'remat': False,  # Saves memory, costs one more forward pass.
       # A state that is split: by how many devices, for networks too large for
@@ -102,7 +102,9 @@ def base(
       'learning_rate': 0.03,
       'schedule': 'cosine',  # cos(7π/16·t); or linear, to 5%.
       'warmup_steps': 0,
-      'layer_decay': 1.0,  # Of the learning rate from block to block of a ViT.
+      # Of the learning rate from block to block of a ViT, stage to stage of a
+      # ResNet.
+      'layer_decay': 1.0,
       'weight_decay': 5e-4,
       'ema_decay': 0.999,
       # Steps in a row that may be left out because they are not finite.
@@ -167,14 +169,38 @@ def set_fast(config) -> None:
     run_length.follow(config, config.method_args, warmup_steps=500)
 
 
-def set_own(config, image_size: int) -> None:
+def set_pretrained(config, model: str) -> None:
+  """A large network that starts from weights of a file, for few labels.
+
+  Layers near the image, which know edges and textures already, learn more
+  slowly: the stem of a ResNet at a 32nd of the rate. Nothing of it is tuned;
+  rate and decay are those of USB for its pretrained ViTs.
+  """
+  if config.fast != 'auto':
+    raise UserError(
+      f'fast={config.fast} chooses a network, and model={model} another; leave '
+      'one of them out.'
+    )
+  set_fast(config)
+  config.model = config.variant.model = model
+  config.optimizer, config.learning_rate = 'adamw', 5e-4
+  config.layer_decay = 0.5
+  config.steps = 2_000
+  config.eval_every = config.checkpoint_every = 250
+  config.probe_every = 0  # Compiling them takes longer than the step.
+
+
+def set_own(config, image_size: int, model: str = 'auto') -> None:
   """Settings for the user's own images of about `image_size` pixels.
 
-  With `fast`, a network and a schedule for minutes of a CPU. Otherwise a
-  thirty-second of the paper's steps, of which nothing is tuned; from 48 pixels
-  on the network halves its input at once, as the paper's for STL-10 does.
+  A `model` is one to start from pretrained weights. With `fast`, a network and
+  a schedule for minutes of a CPU. Otherwise a thirty-second of the paper's
+  steps, of which nothing is tuned; from 48 pixels on the network halves its
+  input at once, as the paper's for STL-10 does.
   """
-  if _is_fast(config):
+  if model != 'auto':
+    set_pretrained(config, model)
+  elif _is_fast(config):
     set_fast(config)
   else:
     config.model = 'wrn_28_2' if image_size < 48 else 'wrn_37_2'

@@ -15,6 +15,7 @@ from flatmatch_jax.training import rules
 from flatmatch_jax.types import UserError, check_known
 
 _TFDS_NAME = r'\w+(/[\w.+-]+)?(:[0-9*]+\.[0-9*]+\.[0-9*]+)?'
+_LAYERED = ('vit', 'resnet')  # Networks with pretrained weights.
 _CHOICES = {
   'dataset': data.SOURCES,
   'batch_norm': LAYOUTS,
@@ -84,21 +85,27 @@ def _check_optimizer(config):
       f'config.warmup_steps={config.warmup_steps} must be below '
       f'config.steps={config.steps}; set either.'
     )
-  vit = config.model.startswith('vit')
-  if config.layer_decay != 1 and not (vit and config.optimizer == 'adamw'):
+  layered = config.model.startswith(_LAYERED)
+  if config.layer_decay != 1 and not (layered and config.optimizer == 'adamw'):
     raise UserError(
-      f'config.layer_decay={config.layer_decay} is for a ViT under adamw, not '
-      f'for {config.model} under {config.optimizer}; set it to 1.'
+      f'config.layer_decay={config.layer_decay} is for a ViT or a ResNet under '
+      f'adamw, not for {config.model} under {config.optimizer}; set it to 1.'
     )
 
 
 def _check_weights(config):
   if not config.pretrained:
+    if config.layer_decay != 1 and config.model.startswith('resnet'):
+      raise UserError(
+        f'config.layer_decay={config.layer_decay} slows layers that have '
+        'learned already, and no weights are given; name a file of them with '
+        '--config.pretrained, or set it to 1.'
+      )
     return
-  if not config.model.startswith('vit'):
+  if not config.model.startswith(_LAYERED):
     raise UserError(
-      f'config.pretrained={config.pretrained!r} is for a ViT, not for '
-      f'{config.model}; leave it empty.'
+      f'config.pretrained={config.pretrained!r} is for a ViT or a ResNet, not '
+      f'for {config.model}; leave it empty.'
     )
   if recipes.parse(config.method).method == 'mpl':
     raise UserError(

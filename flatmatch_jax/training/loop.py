@@ -78,7 +78,7 @@ def set_up(files: Workdir, config, phases) -> tuple[Run, Single, TrainState]:
   memory.check(config, shapes, image_shape, program.views)
   weights = None
   if config.pretrained and not files.has_steps():
-    weights = setup.read_weights(config.pretrained, shapes.params)
+    weights = setup.read_weights(config.pretrained, shapes)
   setup.write_description(files, config, dataset, split)
   setup.tell_data(config, dataset, split)
 
@@ -182,6 +182,8 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
         for i in live:
           if logs:
             rows[i] |= engine.row(metrics, i, step)
+            if not runs[i].has_truth:
+              rows[i].pop('pseudo_label_accuracy', None)
             runs[i].watcher.row(step, rows[i])
           if evaluates:
             member = engine.member(state, i)

@@ -69,25 +69,31 @@ def probe_images(config, sets):
   return pixels, labels[index]
 
 
-def read_weights(path: str, shapes):
-  """The parameters of a file; those that it has not stay shapes."""
-  params, report = pretrained.load(os.path.expanduser(path), shapes)
+def read_weights(path: str, shapes: TrainState):
+  """Parameters and statistics of a file; those it has not stay shapes."""
+  params, batch_stats, report = pretrained.load(
+    os.path.expanduser(path), shapes.params, shapes.batch_stats
+  )
   messages.say(f'{path}: {report.describe()}')
-  return params
+  return params, batch_stats
 
 
 def start_from(weights, state):
   """The state with weights from a file, in the average too."""
-  params = jax.tree.map(
+  params, batch_stats = jax.tree.map(
     lambda new, drawn: (
       drawn
       if isinstance(new, jax.ShapeDtypeStruct)
       else sharding.place(new, drawn.sharding)
     ),
     weights,
-    state.params,
+    (state.params, state.batch_stats),
   )
-  return state.replace(params=params, ema_params=jax.tree.map(jnp.copy, params))
+  return state.replace(
+    params=params,
+    ema_params=jax.tree.map(jnp.copy, params),
+    batch_stats=batch_stats,
+  )
 
 
 def write_description(files: Workdir, config, dataset, split) -> None:
@@ -166,6 +172,12 @@ def tell_data(config, dataset, split) -> None:
     )
 
 
+def has_truth(labels, split) -> bool:
+  """Whether labels are known of the pool, beside those that train the run."""
+  others = labels[np.setdiff1d(split.unlabeled, split.labeled)]
+  return not len(others) or others.max() >= 0
+
+
 class Run(NamedTuple):
   """What the loop keeps of a run."""
 
@@ -180,6 +192,7 @@ class Run(NamedTuple):
   checkpoints: Checkpoints
   notes: dict[str, Any]  # Of the checkpoint that the run resumes from.
   watcher: watch.Watch
+  has_truth: bool  # Else nothing is known of its pseudo-labels.
 
 
 def open_run(
@@ -195,7 +208,7 @@ def open_run(
   if (found := checkpoints.restore(state)) is not None:
     state, notes = found
   elif config.pretrained:
-    shapes = jax.eval_shape(lambda: state.params)
+    shapes = jax.eval_shape(lambda: state)
     weights = weights or read_weights(config.pretrained, shapes)
     state = start_from(weights, state)
   expected = {}
@@ -216,5 +229,6 @@ def open_run(
     checkpoints,
     notes,
     watch.Watch(config, shares, name, notes.get('watch')),
+    has_truth(labels, split),
   )
   return run, state

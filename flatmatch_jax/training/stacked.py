@@ -63,7 +63,7 @@ def train_all(members, chosen, dataset, names, at_once: int | None) -> None:
   memory.check(config, shapes, shape, functions.program.views)
   weights = None
   if config.pretrained:
-    weights = setup.read_weights(config.pretrained, shapes.params)
+    weights = setup.read_weights(config.pretrained, shapes)
   pairs = list(zip(members, chosen, strict=True))
   for member, split in pairs:
     setup.write_description(member.files, member.config, dataset, split)

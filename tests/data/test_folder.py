@@ -69,6 +69,13 @@ def test_rows_are_labeled_then_unlabeled_by_path(root, capsys):
   assert dataset.train_images.dtype == np.uint8
   assert values(dataset.train_images)[:8] == [10, 11, 12, 13, 14, 20, 22, 21]
   assert dataset.train_labels.tolist() == [0, 0, 1, 1, 1, -1, -1, -1, -1]
+  assert dataset.train_paths[1:6] == (
+    'labeled/cat/deep/a.png',
+    'labeled/dog/1.png',
+    'labeled/dog/2.png',
+    'labeled/dog/3.png',
+    'unlabeled/a.png',
+  )
   assert values(dataset.test_images) == [30, 31]
   assert dataset.test_labels.tolist() == [0, 1]
   assert dataset.train_labels.dtype == dataset.test_labels.dtype == np.int32

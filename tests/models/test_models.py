@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flatmatch_jax import models
-from flatmatch_jax.models import vit
+from flatmatch_jax.models import resnet, vit
 from flatmatch_jax.models.resnet import ResNet
 from flatmatch_jax.models.wide_resnet import WideResNet
 from flatmatch_jax.types import Head, UserError
@@ -53,6 +53,8 @@ def shapes(name, classes, shape, **kwargs):
     ('wrn_28_2', 10, 32, 1_469_642),
     ('wrn_28_8', 100, 32, 23_409_092),
     ('wrn_37_2', 10, 96, 5_933_770),
+    ('resnet_18', 1000, 224, 11_689_512),
+    ('resnet_34', 1000, 224, 21_797_672),
     ('resnet_50', 1000, 224, 25_557_032),
     ('vit_tiny_2', 10, 32, 5_392_714),
     ('vit_small_16', 1000, 224, 22_050_664),
@@ -508,5 +510,23 @@ def test_layers_of_a_vit():
     'classifier': 4,
     'rotation': 4,
   }
-  for name in ('wide', 'resnet'):
-    assert vit.depth(example(TINY[name]())[0]['params']) == 0
+
+
+def test_layers_of_a_resnet():
+  variables, _ = example(TINY['resnet'](heads=(Head('rotation', 4),)))
+  params = variables['params']
+  assert resnet.depth(params) == 2
+  assert {name: resnet.layer((name, 'x'), 2) for name in params} == {
+    'stem': 0,
+    'norm': 0,
+    'stage1_block1': 1,
+    'stage2_block1': 2,
+    'classifier': 3,
+    'rotation': 3,
+  }
+
+
+def test_each_network_counts_its_own_layers_or_none():
+  for name, network in (('wide', None), ('resnet', resnet), ('vit', vit)):
+    params = example(TINY[name]())[0]['params']
+    assert models.with_layers(params) is network, name

@@ -13,7 +13,7 @@ import pytest
 from vit_weights import HEADS, save_npz, to_google
 
 from flatmatch_jax import models
-from flatmatch_jax.models import pretrained
+from flatmatch_jax.models import pretrained, weight_names
 from flatmatch_jax.models.vit import VisionTransformer
 from flatmatch_jax.types import Head, UserError
 
@@ -37,6 +37,13 @@ def logits(model, params, x):
     lambda params: model.apply({'params': params}, x, train=False)
   )
   return apply(params).logits
+
+
+def load(path, params):
+  """A ViT has no statistics."""
+  loaded, stats, report = pretrained.load(path, params, {})
+  assert stats == {}
+  return loaded, report
 
 
 def to_timm(params):
@@ -92,7 +99,7 @@ def test_round_trip(tmp_path, layout):
   model, source, x = make()
   _, params, _ = make(seed=1)
   path = SAVE[layout](tmp_path / 'w.npz', source)
-  loaded, report = pretrained.load(path, params)
+  loaded, report = load(path, params)
   wanted, got = logits(model, source, x), logits(model, loaded, x)
   assert np.abs(wanted - logits(model, params, x)).max() > 0.1
   np.testing.assert_allclose(got, wanted, atol=1e-5)
@@ -105,7 +112,7 @@ def test_round_trip(tmp_path, layout):
 def test_half_precision_becomes_float32(tmp_path, dtype, atol):
   _, source, _ = make()
   path = save_safetensors(tmp_path / 'w.safetensors', to_timm(source), dtype)
-  loaded, _ = pretrained.load(path, make(seed=1)[1])
+  loaded, _ = load(path, make(seed=1)[1])
   for a, b in zip(*map(jax.tree.leaves, (loaded, source)), strict=True):
     assert a.dtype == jnp.float32
     np.testing.assert_allclose(a, b, atol=atol)
@@ -120,7 +127,7 @@ def test_positions_are_resized_and_the_class_token_is_not(tmp_path, layout):
   )
   _, params, _ = make(image=32, seed=1)
   path = SAVE[layout](tmp_path / 'w.npz', source)
-  loaded, report = pretrained.load(path, params)
+  loaded, report = load(path, params)
   position = loaded['position']
   np.testing.assert_array_equal(position[:, 0], source['position'][:, 0])
   rows = position[0, 1:].reshape(8, 8, 8)
@@ -137,7 +144,7 @@ def test_another_classifier_is_kept_and_extra_heads_too(tmp_path, layout):
   _, source, _ = make(classes=5)
   _, params, _ = make(heads=(Head('rotation', 4),), seed=1)
   path = SAVE[layout](tmp_path / 'w.npz', source)
-  loaded, report = pretrained.load(path, params)
+  loaded, report = load(path, params)
   for name in ('classifier', 'rotation'):
     for leaf, value in loaded[name].items():
       np.testing.assert_array_equal(value, params[name][leaf])
@@ -158,7 +165,7 @@ def test_unmatched_names_are_reported_on_both_sides(tmp_path):
   arrays['pre_logits/kernel'] = np.zeros((8, 8), np.float32)
   arrays['step'] = np.int64(7)
   params = make(seed=1)[1]
-  loaded, report = pretrained.load(save_npz(tmp_path / 'w.npz', arrays), params)
+  loaded, report = load(save_npz(tmp_path / 'w.npz', arrays), params)
   kept = ('classifier/bias', 'classifier/kernel')
   assert tuple(sorted(report.kept)) == kept
   unused = {'head/kernel', 'pre_logits/kernel', 'step'}
@@ -173,7 +180,7 @@ def test_unmatched_names_are_reported_on_both_sides(tmp_path):
   # A part of the network alone would be no start.
   del arrays[f'{attention}/key/kernel']
   with pytest.raises(UserError, match=r'for 1 of the 32 .*block2/qkv/kernel'):
-    pretrained.load(save_npz(tmp_path / 'w.npz', arrays), params)
+    load(save_npz(tmp_path / 'w.npz', arrays), params)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +197,7 @@ def test_another_size_is_an_error_with_both_shapes(
 ):
   SAVE[layout](tmp_path / 'w.npz', make()[1])
   with pytest.raises(UserError, match=match):
-    pretrained.load(str(tmp_path / 'w.npz'), make(**kwargs)[1])
+    load(str(tmp_path / 'w.npz'), make(**kwargs)[1])
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,7 @@ def test_positions_that_are_no_square_are_an_error(tmp_path, tokens):
   arrays['pos_embed'] = np.zeros((1, tokens, 8), np.float32)
   path = save_safetensors(tmp_path / 'w', arrays)
   with pytest.raises(UserError, match=r'pos_embed|square'):
-    pretrained.load(path, make(seed=1)[1])
+    load(path, make(seed=1)[1])
 
 
 def test_only_a_vit_can_be_loaded(tmp_path):
@@ -225,12 +232,12 @@ def test_only_a_vit_can_be_loaded(tmp_path):
     lambda: model.init(jax.random.key(0), x, train=True)
   )
   with pytest.raises(UserError, match='vit_SIZE_PATCH'):
-    pretrained.load(path, variables['params'])
+    load(path, variables['params'])
 
 
 def refuse(path, match):
   with pytest.raises(UserError, match=match):
-    pretrained.load(str(path), make(seed=1)[1])
+    load(str(path), make(seed=1)[1])
 
 
 def test_no_file_and_unknown_names(tmp_path):
@@ -308,7 +315,7 @@ def test_large_arrays_are_not_read(tmp_path, monkeypatch):
     archive.writestr('cls.npy', npy((1, 1, 2**20), bytes(2**22)))
     archive.writestr('Transformer/x.npy', npy((2**20,), bytes(2**22)))
   monkeypatch.setattr(
-    pretrained._Source, 'read', lambda *_: pytest.fail('was read')
+    weight_names.Source, 'read', lambda *_: pytest.fail('was read')
   )
   refuse(tmp_path / 'w.npz', r'cls .*\(1, 1, 1048576\).*\(1, 1, 8\)')
 

@@ -6,6 +6,7 @@ import pathlib
 import browser as browser_lib
 from PIL import Image
 import pytest
+import test_next_steps
 import test_report
 
 from flatmatch_jax.report import comparison, runs, single
@@ -39,7 +40,9 @@ def pages(tmp_path_factory) -> dict[str, pathlib.Path]:
     (files.path / 'analysis').mkdir()
     Image.new('RGB', (1500, 400)).save(files.path / 'analysis' / 'wide.png')
     found = test_report.fake_predictions(len(names))
-    texts[name] = single.render(runs.read(files.path), found)
+    texts[name] = single.render(
+      runs.read(files.path), found, '', test_next_steps.ADVICE
+    )
   several = []
   methods = ('flatmatch', 'freematch', 'fixmatch', 'flexmatch', 'softmatch')
   for number, method in enumerate((*methods, 'flatmatch_e', 'uda')):

@@ -86,6 +86,22 @@ def test_own_images_are_fast_without_an_accelerator(
   assert 'wrn' in file.get_config('fast=false').model
 
 
+@pytest.mark.parametrize('accelerator', [False, True])
+def test_a_named_network_starts_from_weights(
+  accelerator, monkeypatch, tmp_path
+):
+  monkeypatch.setattr(startup, 'has_accelerator', lambda: accelerator)
+  config = folder.get_config('model=resnet_18,image_size=128')
+  config.data_dir = str(tmp_path)
+  with pytest.raises(UserError, match=r'layer_decay=0\.5 .*config\.pretrained'):
+    config_lib.check(config)
+  (tmp_path / 'weights').touch()
+  config.pretrained = str(tmp_path / 'weights')
+  config_lib.check(config)
+  assert (config.model, config.optimizer) == ('resnet_18', 'adamw')
+  assert (config.steps, config.warmup_steps, config.pad) == (2_000, 100, 16)
+
+
 @pytest.mark.parametrize(
   ('platforms', 'expected'), [('cpu', False), ('cuda,cpu', True), ('tpu', True)]
 )
@@ -135,6 +151,7 @@ def test_config_for_a_small_gpu_keeps_the_ratio_of_batches(method, unlabeled):
   ('file', 'arg', 'changes', 'line'),
   [
     (folder, 'fast=yes', {}, r'fast=yes .* true, false, auto'),
+    (folder, 'fast=true,model=resnet_18', {}, 'leave one of them out'),
     # After its numbers were chosen.
     (folder, 'fast=true', {'data_dir': 'here', 'fast': 'false'}, 'fast'),
     (cifar10_fast, '', {'model': 'wrn_28_2'}, 'muon is not for wrn_28_2'),

@@ -53,9 +53,7 @@ def config(tmp_path, monkeypatch):
 
 def test_weights_start_the_network_and_its_average(config):
   state = _create(config)
-  loaded = setup.start_from(
-    setup.read_weights(config.pretrained, state.params), state
-  )
+  loaded = setup.start_from(setup.read_weights(config.pretrained, state), state)
   for tree in (loaded.params, loaded.ema_params):
     for name in ('patch', 'block1', 'block2', 'norm', 'cls', 'position'):
       fresh, given = (jax.tree.leaves(x[name]) for x in (state.params, tree))

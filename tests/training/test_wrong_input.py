@@ -75,7 +75,7 @@ model=wrn_11_2 | 'wrn_11_2'; MODELS
 model=wrn_28_0 | 'wrn_28_0'; MODELS
 model=wrn_37_0 | 'wrn_37_0'; MODELS
 optimizer=adam | 'adam'; sgd, adamw
-pretrained=weights.npz | 'weights.npz'; for a ViT
+pretrained=weights.npz | 'weights.npz'; for a ViT or a ResNet
 model=vit_tiny_2 pretrained=weights.npz | 'weights.npz'; not a file
 digits:method=mpl model=vit_tiny_2 pretrained=weights.npz | 'weights.npz'; mpl
 model=vit_tiny_2 recipe_args.groups=2 | groups=2; vit_tiny_2
@@ -224,7 +224,7 @@ BOUNDS = (
   ('microbatches', '5', 'divisible'),
   ('warmup_steps', '400', 'below config.steps=400'),
   ('layer_decay', '0.0 1.5 nan', 'above 0 and at most 1'),
-  ('layer_decay', '0.5', 'ViT under adamw'),
+  ('layer_decay', '0.5', 'ResNet under adamw'),
 )
 WRONG = dict(read_table()) | {
   f'{name}={value}': ([f'--config.{name}={value}'], [f'{name}={value}', rule])

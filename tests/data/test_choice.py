@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flatmatch_jax.label import choice
+from flatmatch_jax.data import choice
 
 
 def features(rng, number, dims=5):
@@ -65,6 +65,17 @@ def test_doubt_is_large_where_margins_are_small_and_guesses_rare():
   doubt = choice.doubt(np.array([sure, unsure, rare]))
   assert doubt[1] == doubt.max()
   assert doubt[2] == pytest.approx(np.sqrt(2) * doubt[0])
+
+
+def test_order_is_of_doubt_and_of_what_is_labeled():
+  rng = np.random.default_rng(0)
+  size = (12, choice.SIDE, choice.SIDE, 3)
+  pixels = rng.integers(0, 256, size, dtype=np.uint8)
+  probs = np.full((10, 2), [0.99, 0.01])
+  probs[7] = [0.5, 0.5]
+  assert choice.order(pixels[:10], pixels[10:], probs)[0] == 7
+  # An image that is labeled already comes last.
+  assert choice.order(pixels[:10], pixels[3:4])[-1] == 3
 
 
 def test_features_are_of_shapes_not_of_brightness():

@@ -9,6 +9,21 @@ SIDE = 32  # Pixels of the thumbnails that are compared.
 _CELL, _BINS, _FEATURES = 8, 8, 64
 
 
+def order(
+  new: np.ndarray,
+  labeled: np.ndarray,
+  probabilities: np.ndarray | None = None,
+) -> list[int]:
+  """Rows of the thumbnails `new`, in the order in which to label them.
+
+  `labeled` are thumbnails of images with labels. With a model's probabilities
+  [N, K] of the new ones those come first that it is unsure of.
+  """
+  features = embed(np.concatenate([new, labeled]))
+  weights = None if probabilities is None else doubt(probabilities)
+  return spread(features[: len(new)], features[len(new) :], weights)
+
+
 def embed(thumbnails: np.ndarray) -> np.ndarray:
   """Features of unit length [N, D] of uint8 images [N, SIDE, SIDE, 3].
 
