@@ -44,6 +44,13 @@ def test_settings_have_the_arguments_of_methods_and_recipes():
   assert missing == {'', shown['flatmatch']}
 
 
+def test_methods_and_recipes_have_a_row_each():
+  page = (ROOT / 'docs' / 'methods.md').read_text()
+  rows = re.findall(r'^\| (recipe )?`(\w+)` \|', page, re.M)
+  assert {name for recipe, name in rows if not recipe} == set(methods.METHODS)
+  assert {name for recipe, name in rows if recipe} <= set(recipes.RECIPES)
+
+
 def _joined(arguments):
   return ', '.join(f'{name}={value!r}' for name, value in arguments.items())
 
