@@ -1,5 +1,6 @@
 """A model in use: arrays and files in, probabilities out, or one clear line."""
 
+import shutil
 import subprocess
 import sys
 
@@ -124,6 +125,17 @@ def test_what_is_not_a_run_is_refused(tmp_path, name):
   (tmp_path / 'file.onnx').write_text('')
   with pytest.raises(UserError, match='is not the folder of a run'):
     flatmatch_jax.load(tmp_path / name)
+
+
+@pytest.mark.parametrize('model', ['wrn_10_2', 'wrn_16_1'])
+def test_weights_of_another_network_are_refused(workdir, tmp_path, model):
+  """Of other shapes, or too few; nothing is compiled or guessed."""
+  copy = tmp_path / 'run'
+  shutil.copytree(workdir, copy)
+  text = (copy / 'config.json').read_text()
+  (copy / 'config.json').write_text(text.replace('wrn_10_1', model))
+  with pytest.raises(UserError, match='of another network, method or number'):
+    flatmatch_jax.load(copy)
 
 
 def test_an_unknown_name_is_no_attribute():
