@@ -83,6 +83,7 @@ def test_files_are_what_they_hold(classifier, images, tmp_path, monkeypatch):
   monkeypatch.setattr(classifier_lib, 'BATCH', 10)  # Few: compiled for 16.
   for found, rows in (
     (classifier.probabilities(images[..., 0]), slice(None)),
+    (classifier.probabilities(list(images)), slice(None)),
     (classifier.probabilities(paths), slice(None)),
     (classifier.probabilities(str(paths[3])), slice(3, 4)),
     (classifier.probabilities([]), slice(0)),
@@ -110,6 +111,7 @@ def test_of_a_file_the_test_sees_the_centre(tmp_path):
     (lambda x: x[:, :7], ['[20, 7, 8, 1]', '[N, 8, 8, 1]']),
     (lambda x: x[0], ['[8, 8, 1]', 'or [N, 8, 8]']),
     (lambda x: np.repeat(x, 3, -1), ['[20, 8, 8, 3]']),
+    (lambda x: [image / 255 for image in x], ['float64', '[20, 8, 8, 1]']),
     (lambda x: ['no/such.png'], ['no/such.png', 'No such file']),
   ],
 )
