@@ -14,6 +14,7 @@ from typing import Any
 import zlib
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -25,6 +26,8 @@ from flatmatch_jax.types import PyTree, TrainState, UserError, check_known
 
 # What Orbax says of arrays by other names or of other shapes.
 _OTHERS = ('structures do not match', 'not compatible with the stored shape')
+
+_ARRAYS = (np.ndarray, jax.Array)
 
 
 class Checkpoints:
@@ -242,7 +245,12 @@ def _restore(path: pathlib.Path, like):
     restore_args=ocp.checkpoint_utils.construct_restore_args(shapes),
     partial_restore=True,
   )
-  return ocp.PyTreeCheckpointHandler().restore(path, args=args)
+  found = ocp.PyTreeCheckpointHandler().restore(path, args=args)
+  # Arrays that are absent stay shapes, and those for the host take any shape.
+  leaves = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True)
+  if not all(isinstance(x, _ARRAYS) and x.shape == y.shape for x, y in leaves):
+    raise ValueError(_OTHERS[0])
+  return found
 
 
 def _crc32(notes):

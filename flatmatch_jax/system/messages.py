@@ -51,7 +51,7 @@ def errors_only(name: str) -> Iterator[None]:
   not need, or its own deprecated calls."""
   logger = logging.getLogger(name)
   level = logger.level
-  logger.setLevel(logging.ERROR)
+  logger.setLevel(max(level, logging.ERROR))
   try:
     yield
   finally:

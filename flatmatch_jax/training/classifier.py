@@ -18,6 +18,7 @@ from flatmatch_jax.types import UserError
 _FEW = 16  # Images for which a smaller batch is compiled.
 BATCH = 256  # Files that are in memory at a time.
 
+_PATH = (str, os.PathLike)
 Paths = Sequence[str | os.PathLike]
 
 
@@ -48,11 +49,13 @@ class Classifier(NamedTuple):
         training. UserError names files that cannot be read; `read` tells them
         from the others.
     """
-    if isinstance(images, (str, os.PathLike)):
+    if isinstance(images, _PATH):
       images = [images]
-    if not hasattr(images, 'dtype'):
+    if isinstance(images, Sequence) and all(
+      isinstance(image, _PATH) for image in images
+    ):
       return self._of_files(images)
-    return self.run(self._checked(images))
+    return self.run(self._checked(np.asarray(images)))
 
   def read(self, paths: Paths) -> tuple[np.ndarray, dict[int, str]]:
     """Image files as [N, H, W, C] uint8, and why rows could not be read."""
@@ -88,7 +91,7 @@ class Classifier(NamedTuple):
         f'takes uint8 [N, {height}, {width}, {channels}]{grey}, from 0 to 255. '
         'Scale and convert them, or give paths of files of any size.'
       )
-    return np.asarray(images)
+    return images
 
 
 def load(path: str | os.PathLike, checkpoint: str = 'latest') -> Classifier:

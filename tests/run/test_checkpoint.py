@@ -100,9 +100,10 @@ def test_a_step_without_an_error_is_no_cause_to_warn(tmp_path, monkeypatch):
   logger = logging.getLogger('absl')
   monkeypatch.setattr(logger, 'handlers', [handler])
   level = logger.level
-  logger.setLevel(logging.WARNING)
-  save(tmp_path / 'checkpoints', {1: None})
-  assert logger.level == logging.WARNING
+  for number in (logging.WARNING, logging.CRITICAL):  # Neither is changed.
+    logger.setLevel(number)
+    save(tmp_path / str(number), {1: None})
+    assert logger.level == number
   logger.setLevel(level)
   assert lines == []
 

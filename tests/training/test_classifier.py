@@ -1,5 +1,6 @@
 """A model in use: arrays and files in, probabilities out, or one clear line."""
 
+import shutil
 import subprocess
 import sys
 
@@ -82,6 +83,7 @@ def test_files_are_what_they_hold(classifier, images, tmp_path, monkeypatch):
   monkeypatch.setattr(classifier_lib, 'BATCH', 10)  # Few: compiled for 16.
   for found, rows in (
     (classifier.probabilities(images[..., 0]), slice(None)),
+    (classifier.probabilities(list(images)), slice(None)),
     (classifier.probabilities(paths), slice(None)),
     (classifier.probabilities(str(paths[3])), slice(3, 4)),
     (classifier.probabilities([]), slice(0)),
@@ -109,6 +111,7 @@ def test_of_a_file_the_test_sees_the_centre(tmp_path):
     (lambda x: x[:, :7], ['[20, 7, 8, 1]', '[N, 8, 8, 1]']),
     (lambda x: x[0], ['[8, 8, 1]', 'or [N, 8, 8]']),
     (lambda x: np.repeat(x, 3, -1), ['[20, 8, 8, 3]']),
+    (lambda x: [image / 255 for image in x], ['float64', '[20, 8, 8, 1]']),
     (lambda x: ['no/such.png'], ['no/such.png', 'No such file']),
   ],
 )
@@ -124,6 +127,17 @@ def test_what_is_not_a_run_is_refused(tmp_path, name):
   (tmp_path / 'file.onnx').write_text('')
   with pytest.raises(UserError, match='is not the folder of a run'):
     flatmatch_jax.load(tmp_path / name)
+
+
+@pytest.mark.parametrize('model', ['wrn_10_2', 'wrn_16_1'])
+def test_weights_of_another_network_are_refused(workdir, tmp_path, model):
+  """Of other shapes, or too few; nothing is compiled or guessed."""
+  copy = tmp_path / 'run'
+  shutil.copytree(workdir, copy)
+  text = (copy / 'config.json').read_text()
+  (copy / 'config.json').write_text(text.replace('wrn_10_1', model))
+  with pytest.raises(UserError, match='of another network, method or number'):
+    flatmatch_jax.load(copy)
 
 
 def test_an_unknown_name_is_no_attribute():
