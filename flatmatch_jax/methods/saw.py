@@ -52,6 +52,5 @@ def weights(counts) -> jax.Array:
   mean of n over classes: up to N it grows like n, and beyond hardly.
   """
   counts = jnp.maximum(jnp.asarray(counts, jnp.float32), 1)
-  number = jnp.maximum(counts.mean(), 1)
-  effective = -jnp.expm1(counts * jnp.log1p(-1 / number))
+  effective = -jnp.expm1(counts * jnp.log1p(-1 / counts.mean()))
   return (1 / effective) / (1 / effective).mean()

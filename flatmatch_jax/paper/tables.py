@@ -1,7 +1,8 @@
 """Test errors in percent as the paper prints them, to be compared by eye.
 
 The first line of a block names a dataset and the numbers of labels; the others
-begin with a method as the command line calls it. '-' is an empty cell.
+begin with a method as the command line calls it. '-' is an empty cell. The last
+table is not the paper's: it is of results/classic_cv.csv of USB.
 """
 
 # In the order of the paper.
