@@ -11,9 +11,13 @@ import time
 from clu import metric_writers
 import conftest
 import gcs
+import numpy as np
+from PIL import Image
 import pytest
 import runs
 
+from flatmatch_jax import analyze, evaluate, predict, sweep
+from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import buckets, cli, files
 from flatmatch_jax.training import loop
@@ -174,13 +178,63 @@ def test_bucket_that_refuses_is_one_line(fault, said, bucket, finished, capsys):
   assert not bucket.contents()
 
 
-def test_checkpoint_that_cannot_be_read_now_is_not_damaged(bucket, finished):
+def upload(bucket, finished, name):
+  """As if the run had been in the bucket."""
   for file in sorted(finished[0].rglob('*')):
     if file.is_file():
-      name = file.relative_to(finished[0])
-      bucket.put(f'run/{name}', file.read_bytes())
+      bucket.put(f'{name}/{file.relative_to(finished[0])}', file.read_bytes())
   for step in runs.saved_steps(finished[0]):
-    bucket.put(f'run/checkpoints/{step}/commit_success.txt', b'')
+    bucket.put(f'{name}/checkpoints/{step}/commit_success.txt', b'')
+
+
+def test_commands_take_a_bucket(
+  bucket, finished, tmp_path, monkeypatch, capsys
+):
+  def call(command, *args):
+    monkeypatch.setattr(sys, 'argv', ['command', *map(str, args)])
+    with cli.errors_as_lines():
+      command.main()
+    return capsys.readouterr().out
+
+  folder, url = str(finished[0]), 'gs://bucket/run'
+  upload(bucket, finished, 'run')
+  image, out = tmp_path / 'image.png', 'gs://bucket/run/predictions.csv'
+  Image.fromarray(np.zeros((8, 8), np.uint8)).save(image)
+  assert call(evaluate, '--workdir', url) == call(evaluate, '--workdir', folder)
+  here = call(predict, '--workdir', folder, image)
+  call(predict, '--workdir', url, image, '--out', out)
+  call(analyze, '--workdir', url, '--what', 'convergence')
+  said = call(report, '--workdir', url)
+  assert said == 'The report is in gs://bucket/run/report.html\n'
+  found = bucket.contents('run')
+  assert found['predictions.csv'].decode().split() == here.split()
+  assert (
+    found['evaluation.json'] == (finished[0] / 'evaluation.json').read_bytes()
+  )
+  assert found['analysis/convergence.png'].startswith(b'\x89PNG')
+  assert b'Convergence' in found['report.html']
+  upload(bucket, finished, 'others/a')
+  upload(bucket, finished, 'others/b')
+  call(report, '--workdir', 'gs://bucket/others')
+  table = bucket.contents('others')['report.csv'].decode()
+  assert table.count('pseudo_label') == 1  # Two runs of one setting.
+
+
+def test_sweep_in_a_bucket(bucket, finished):
+  del finished
+  sweep.sweep(CONFIG, 'gs://bucket/sweep', {'seeds': [0, 1]}, at_once=1)
+  found = bucket.contents('sweep')
+  assert {'seeds=0/result.json', 'seeds=1/result.json'} <= found.keys()
+  assert not any(name.endswith('.lock') for name in found)
+  asked = bucket.requests()
+  members = sweep.sweep(CONFIG, 'gs://bucket/sweep', {'seeds': [0, 1]})
+  assert not sweep.stopped(members)
+  assert asked
+  assert not any('checkpoints' in line for line in bucket.requests())
+
+
+def test_checkpoint_that_cannot_be_read_now_is_not_damaged(bucket, finished):
+  upload(bucket, finished, 'run')
   bucket.put('run/result.json', None)
   before = bucket.contents()
   bucket.fail(503, path='/6/notes/metadata')
