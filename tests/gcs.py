@@ -83,10 +83,12 @@ class Bucket:
       # TensorStore gives a silent request up.
       'TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS': '1',
       'TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES': '1',
-      # TensorFlow would wait up to 32 s between ten attempts.
+      # TensorFlow would remember for seconds what there was in another test,
+      # and wait up to 32 s between ten attempts.
+      'GCS_STAT_CACHE_MAX_AGE': '0',
       'GCS_RETRY_CONFIG_INIT_DELAY_TIME_US': '10000',
       'GCS_RETRY_CONFIG_MAX_DELAY_TIME_US': '50000',
-      'GCS_RETRY_CONFIG_MAX_RETRIES': '4',
+      'GCS_RETRY_CONFIG_MAX_RETRIES': '1',
       'GCS_READ_CACHE_BLOCK_SIZE_MB': '1',  # Fewer bytes to make room for.
     }
 

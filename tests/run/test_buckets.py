@@ -11,9 +11,13 @@ import time
 from clu import metric_writers
 import conftest
 import gcs
+import numpy as np
+from PIL import Image
 import pytest
 import runs
 
+from flatmatch_jax import analyze, evaluate, predict, sweep
+from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import buckets, cli, files
 from flatmatch_jax.training import loop
@@ -27,11 +31,24 @@ sys.path.insert(0, sys.argv[1])
 import conftest, tiny_main
 from flatmatch_jax import models
 from flatmatch_jax.run import progress
+from flatmatch_jax.system import cli
 from flatmatch_jax.training import loop
 models.create = tiny_main.create
 progress._tensorboard_writers = lambda workdirs: [None] * len(workdirs)
-loop.train_and_evaluate(conftest.make_config(), sys.argv[2])
+with cli.errors_as_lines():
+  loop.train_and_evaluate(conftest.make_config(), sys.argv[2])
 """
+
+
+def start(url):
+  """A process that trains, its stderr to be read."""
+  return subprocess.Popen(
+    [sys.executable, '-c', TRAIN, runs.ROOT / 'tests', url],
+    env=os.environ
+    | {'PYTHONPATH': str(runs.ROOT), 'TF_CPP_MIN_LOG_LEVEL': '3'},
+    stderr=subprocess.PIPE,
+    text=True,
+  )
 
 
 @pytest.fixture(scope='module')
@@ -91,16 +108,9 @@ def test_run_in_a_bucket_equals_one_in_a_folder(bucket, finished, tmp_path):
 def test_killed_while_saving_damaged_and_resumed(
   bucket, finished, tmp_path, capsys
 ):
-  env = os.environ | {
-    'PYTHONPATH': str(runs.ROOT),
-    'TF_CPP_MIN_LOG_LEVEL': '2',
-  }
   # A file of the checkpoint of step 4 that never arrives.
   bucket.fail('stall', method='POST', path='checkpoints/4/state/.*manifest')
-  command = [sys.executable, '-c', TRAIN, runs.ROOT / 'tests']
-  with subprocess.Popen(
-    [*command, 'gs://bucket/run'], env=env, stderr=subprocess.PIPE, text=True
-  ) as process:
+  with start('gs://bucket/run') as process:
     bucket.wait_for('name=run/checkpoints/4/state', process)
     with pytest.raises(UserError) as error:  # Two at once.
       loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
@@ -127,24 +137,19 @@ def test_killed_while_saving_damaged_and_resumed(
   assert (here / 'damaged' / '3' / 'notes' / 'metadata').read_bytes() == b'{'
 
 
-@pytest.mark.parametrize(
-  ('status', 'text', 'said'),
-  [
-    (403, 'no storage.objects.create', 'permission denied'),
-    (429, 'quota exceeded', 'a quota or rate'),
-  ],
-)
-def test_refused_while_saving(
-  status, text, said, bucket, finished, tmp_path, capsys
-):
-  bucket.fail(status, method='POST', path='checkpoints/4/', text=text)
-  with pytest.raises(SystemExit), cli.errors_as_lines():
-    loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
-  line = capsys.readouterr().err.splitlines()[-1]
+def test_refused_while_saving(bucket, finished, tmp_path, capsys):
+  bucket.fail(
+    403, method='POST', path='checkpoints/4/', text='no storage.objects.create'
+  )
+  with start('gs://bucket/run') as process:
+    _, stderr = process.communicate(timeout=300)
+  assert process.returncode == 2, stderr
+  line = stderr.splitlines()[-1]
   assert line.startswith('error: Cannot write gs://bucket/run/checkpoints: ')
-  assert f'{said}' in line
-  assert f'({status}: {text})' in line
+  assert 'permission denied' in line
+  assert '(403: no storage.objects.create)' in line
   assert 'the same command resumes' in line
+  assert 'Traceback' not in stderr
   bucket.heal()
   loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
   assert 'Resuming from step 3 of 6' in capsys.readouterr().err
@@ -174,13 +179,63 @@ def test_bucket_that_refuses_is_one_line(fault, said, bucket, finished, capsys):
   assert not bucket.contents()
 
 
-def test_checkpoint_that_cannot_be_read_now_is_not_damaged(bucket, finished):
+def upload(bucket, finished, name):
+  """As if the run had been in the bucket."""
   for file in sorted(finished[0].rglob('*')):
     if file.is_file():
-      name = file.relative_to(finished[0])
-      bucket.put(f'run/{name}', file.read_bytes())
+      bucket.put(f'{name}/{file.relative_to(finished[0])}', file.read_bytes())
   for step in runs.saved_steps(finished[0]):
-    bucket.put(f'run/checkpoints/{step}/commit_success.txt', b'')
+    bucket.put(f'{name}/checkpoints/{step}/commit_success.txt', b'')
+
+
+def test_commands_take_a_bucket(
+  bucket, finished, tmp_path, monkeypatch, capsys
+):
+  def call(command, *args):
+    monkeypatch.setattr(sys, 'argv', ['command', *map(str, args)])
+    with cli.errors_as_lines():
+      command.main()
+    return capsys.readouterr().out
+
+  folder, url = str(finished[0]), 'gs://bucket/run'
+  upload(bucket, finished, 'run')
+  image, out = tmp_path / 'image.png', 'gs://bucket/run/predictions.csv'
+  Image.fromarray(np.zeros((8, 8), np.uint8)).save(image)
+  assert call(evaluate, '--workdir', url) == call(evaluate, '--workdir', folder)
+  here = call(predict, '--workdir', folder, image)
+  call(predict, '--workdir', url, image, '--out', out)
+  call(analyze, '--workdir', url, '--what', 'convergence')
+  said = call(report, '--workdir', url)
+  assert said == 'The report is in gs://bucket/run/report.html\n'
+  found = bucket.contents('run')
+  assert found['predictions.csv'].decode().split() == here.split()
+  assert (
+    found['evaluation.json'] == (finished[0] / 'evaluation.json').read_bytes()
+  )
+  assert found['analysis/convergence.png'].startswith(b'\x89PNG')
+  assert b'Convergence' in found['report.html']
+  upload(bucket, finished, 'others/a')
+  upload(bucket, finished, 'others/b')
+  call(report, '--workdir', 'gs://bucket/others')
+  table = bucket.contents('others')['report.csv'].decode()
+  assert table.count('pseudo_label') == 1  # Two runs of one setting.
+
+
+def test_sweep_in_a_bucket(bucket, finished):
+  del finished
+  sweep.sweep(CONFIG, 'gs://bucket/sweep', {'seeds': [0, 1]}, at_once=1)
+  found = bucket.contents('sweep')
+  assert {'seeds=0/result.json', 'seeds=1/result.json'} <= found.keys()
+  assert not any(name.endswith('.lock') for name in found)
+  asked = bucket.requests()
+  members = sweep.sweep(CONFIG, 'gs://bucket/sweep', {'seeds': [0, 1]})
+  assert not sweep.stopped(members)
+  assert asked
+  assert not any('checkpoints' in line for line in bucket.requests())
+
+
+def test_checkpoint_that_cannot_be_read_now_is_not_damaged(bucket, finished):
+  upload(bucket, finished, 'run')
   bucket.put('run/result.json', None)
   before = bucket.contents()
   bucket.fail(503, path='/6/notes/metadata')
@@ -216,9 +271,9 @@ def test_object_is_whole_or_the_old_one(bucket, path):
   ):
     file.write(b'half')
     raise KeyboardInterrupt
-  bucket.fail(403)
+  bucket.fail(429, text='quota exceeded')
   with (
-    pytest.raises(UserError, match=r'Cannot write .*: permission denied'),
+    pytest.raises(UserError, match=r'a quota .*\(429: quota exceeded\)'),
     files.writing(path),
     files.replacing(path) as file,
   ):
