@@ -1,18 +1,19 @@
-"""Your own images: labeled/CLASS/*, unlabeled/*, and test/CLASS/* if you can.
+"""Your own images: a folder of classes, or a CSV file of path,label.
 
   python main.py --config configs/folder.py --config.data_dir=DIR
   python main.py --config configs/folder.py:image_size=96 --config.data_dir=DIR
   python main.py --config configs/folder.py:method=fixmatch,labels=40 \
       --config.data_dir=DIR
-
   python main.py --config configs/folder.py:model=resnet_18,image_size=128 \
       --config.data_dir=DIR --config.pretrained=resnet18.safetensors
 
+DIR has labeled/CLASS/* and unlabeled/*, or train/CLASS/*, or CLASS/*, each with
+test/CLASS/* if you can, or labels.csv. All labeled images are used, or `labels`
+drawn from them; the rest counts as unlabeled. Without test images hold some
+labeled ones out with --config.num_val=N. See docs/own_images.md.
+
 Without an accelerator a small network trains for about 50 minutes of one core;
 fast=true or fast=false after the colon chooses it or not.
-
-All labeled images are used, or `labels` drawn from them. Without test/ hold
-some labeled images out with --config.num_val=N. See docs/own_images.md.
 """
 
 from flatmatch_jax.training import common

@@ -57,7 +57,9 @@ def read(
       if not refusal:
         refusal = store(folder, size, [keys[r] for r in rows], block, why)
   if refusal:
-    messages.say(f'The decoded images are not kept for the next run: {refusal}')
+    messages.say(
+      f'The decoded images are not kept for the next run: {refusal}.'
+    )
   return pixels, {row: done[row] for row in sorted(done) if done[row]}
 
 
