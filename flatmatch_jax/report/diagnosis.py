@@ -38,7 +38,8 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
       Finding(
         f'The error of {error:.2f}% is above the {pixels_error:.2f}% of '
         'logistic regression on the pixels of the same labeled images.',
-        'Train for more steps, check the labels below, and compare with '
+        'Train for more steps, check the labels at the end of this page, and '
+        'compare with '
         'method=supervised; where left and right matter, add '
         '--config.flip=false.',
         failed=True,
@@ -56,7 +57,9 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
       )
     )
   for text in run.result.get('warnings', ()):
-    found.append(Finding(f'In training, {text}.', collapsed, failed=False))
+    found.append(
+      Finding(f'{text[:1].upper()}{text[1:]}.', collapsed, failed=False)
+    )
   return found
 
 
@@ -68,7 +71,7 @@ def status(run: RunFiles, found: list[Finding]) -> Html:
     if found:
       text, kind = 'finished, with warnings', ' unfinished'
     if any(finding.failed for finding in found):
-      text, kind = 'finished, but failed', ' failed'
+      text, kind = 'finished, but went wrong', ' failed'
   return tag('span', text, class_=f'status{kind}')
 
 

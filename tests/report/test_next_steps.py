@@ -99,6 +99,23 @@ def test_advice_finds_wrong_labels_and_images_of_doubt(dataset):
   assert found.num_labeled == 3 * GROUP
 
 
+def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(dataset):
+  """However many unsure ones they lie between."""
+  run = trained(dataset)
+  classify = run.classify
+
+  def unsure(*args):
+    (probs,) = classify(*args)
+    probs[np.arange(len(probs)) % 2 == 0] = [0.4, 0.35, 0.25]
+    return [probs]
+
+  run.classify = unsure
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(advice, '_UNSURE', 20)
+    found = advice.advise(run, dataset, SPLIT)
+  assert {shown.confidence for shown in found.to_label} == {0.4}
+
+
 def test_where_the_network_disagrees_it_is_asked_itself():
   own = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
   others = np.array([[0.3, 0.7], [1.0, 0.0], [0.8, 0.2]])
@@ -228,7 +245,7 @@ def test_other_datasets_get_no_advice(make_run):
       {'error': 20.0, 'warnings': ['step 9: no pseudo-label was used']},
       40.0,
       'status unfinished',
-      'In training, step 9: no pseudo-label was used.',
+      'Step 9: no pseudo-label was used.',
     ),
     ({'done': False}, 1.0, 'status unfinished', 'unfinished, at step 70'),
   ],
