@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_report import Page, fake_predictions, write_run
 
-from flatmatch_jax.data import Dataset
+from flatmatch_jax.data import Dataset, choice
 from flatmatch_jax.report import (
   advice,
   comparison,
@@ -99,7 +99,9 @@ def test_advice_finds_wrong_labels_and_images_of_doubt(dataset):
   assert found.num_labeled == 3 * GROUP
 
 
-def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(dataset):
+def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(
+  dataset, monkeypatch
+):
   """However many unsure ones they lie between."""
   run = trained(dataset)
   classify = run.classify
@@ -110,9 +112,15 @@ def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(dataset):
     return [probs]
 
   run.classify = unsure
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(advice, '_UNSURE', 20)
-    found = advice.advise(run, dataset, SPLIT)
+
+  def order(new, labeled, probabilities):
+    assert len(new) == len(probabilities) == 20
+    assert (probabilities.max(-1) == 0.4).all()
+    return range(20)
+
+  monkeypatch.setattr(advice, '_UNSURE', 20)
+  monkeypatch.setattr(choice, 'order', order)
+  found = advice.advise(run, dataset, SPLIT)
   assert {shown.confidence for shown in found.to_label} == {0.4}
 
 
