@@ -20,8 +20,7 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
   if not run.finished:
     return []
   found = []
-  key = 'val_error' if 'val_error_last' in run.result else 'error'
-  error = run.result.get(f'{key}_last')
+  error = run.result.get('error_last', run.result.get('val_error_last'))
   names = run.dataset.get('class_names', ())
   collapsed = watch.remedies(run.config, unused=False)
   if error is not None and names and error >= 100 - 100 / len(names):
@@ -39,8 +38,7 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
         f'The error of {error:.2f}% is above the {pixels_error:.2f}% of '
         'logistic regression on the pixels of the same labeled images.',
         'Train for more steps, check the labels at the end of this page, and '
-        'compare with '
-        'method=supervised; where left and right matter, add '
+        'compare with method=supervised; where left and right matter, add '
         '--config.flip=false.',
         failed=True,
       )
