@@ -11,6 +11,7 @@ from flatmatch_jax.training.load import Run
 OWN = ('folder', 'npz')  # Datasets that can get more labels.
 SHOWN = 12
 _MOST = 4096  # Images that are compared; their distances take 4 bytes a pair.
+_UNSURE = 10 * SHOWN  # Images to choose from.
 _ASKED = 20  # Unlabeled images about a label.
 _MOST_FITTED = 1000  # Labeled images that logistic regression learns from.
 
@@ -61,7 +62,10 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
   if len(unlabeled):
     probs = classify(unlabeled)
     new = thumbnails(dataset.train_images[unlabeled])
-    best = choice.order(new, known, probs)[:SHOWN]
+    # Of all images the best to label may be one that the network is sure of,
+    # in the middle of others that it is not.
+    unsure = np.argsort(-choice.doubt(probs), kind='stable')[:_UNSURE]
+    best = unsure[choice.order(new[unsure], known, probs[unsure])[:SHOWN]]
     first = show(unlabeled[best], probs[best])
     second = opinions(second, labels, neighbours(known, new, probs))
   wrong = suspects(second, labels)[:SHOWN]

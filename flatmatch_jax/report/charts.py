@@ -15,7 +15,7 @@ from flatmatch_jax.report.page import Html, card, tag
 from flatmatch_jax.run.panels import SHARE
 
 WIDTH, HEIGHT = 400, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 388, 26, 206  # Of the plot inside the box.
+LEFT, RIGHT, TOP, BOTTOM = 46, 384, 26, 206  # Of the plot inside the box.
 COLORS = 8  # In style.css; then the same, dashed.
 POINTS = 400  # More are averaged.
 

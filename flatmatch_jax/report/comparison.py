@@ -193,21 +193,26 @@ def results(groups: list[Group], files: dict[str, str]) -> Html:
 
 def below_supervised(groups: list[Group]) -> Html:
   """Names those that are worse than supervised training on the same labels."""
+  last = lambda group: (
+    group.values('error_last') or group.values('val_error_last')
+  )
+  known = [group for group in groups if last(group)]
+  plain = {
+    (group.data, group.labels): last(group)
+    for group in known
+    if group.method == 'supervised'
+  }
   parts = []
-  for member in groups:
-    own = member.values('error_last') or member.values('val_error_last')
-    for other in groups:
-      same = (other.data, other.labels) == (member.data, member.labels)
-      plain = other.values('error_last') or other.values('val_error_last')
-      if not (same and own and plain and other.method == 'supervised'):
-        continue
-      if member.method != 'supervised' and statistics.mean(
-        own
-      ) > statistics.mean(plain):
-        parts.append(
-          f'{member.name} on {member.data}, {member.labels} labels: '
-          f'{spread(own)}% against {spread(plain)}%.'
-        )
+  for member in known:
+    base = plain.get((member.data, member.labels))
+    guesses = recipes.parse(member.method).method != 'supervised'
+    if (
+      base and guesses and statistics.mean(last(member)) > statistics.mean(base)
+    ):
+      parts.append(
+        f'{member.name} on {member.data}, {member.labels} labels: '
+        f'{spread(last(member))}% against {spread(base)}%.'
+      )
   remedy = (
     'Its pseudo-labels do harm. Train it for more steps, try a higher '
     'threshold or a lower config.learning_rate, or take another method.'

@@ -20,8 +20,7 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
   if not run.finished:
     return []
   found = []
-  key = 'val_error' if 'val_error_last' in run.result else 'error'
-  error = run.result.get(f'{key}_last')
+  error = run.result.get('error_last', run.result.get('val_error_last'))
   names = run.dataset.get('class_names', ())
   collapsed = watch.remedies(run.config, unused=False)
   if error is not None and names and error >= 100 - 100 / len(names):
@@ -38,8 +37,8 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
       Finding(
         f'The error of {error:.2f}% is above the {pixels_error:.2f}% of '
         'logistic regression on the pixels of the same labeled images.',
-        'Train for more steps, check the labels below, and compare with '
-        'method=supervised; where left and right matter, add '
+        'Train for more steps, check the labels at the end of this page, and '
+        'compare with method=supervised; where left and right matter, add '
         '--config.flip=false.',
         failed=True,
       )
@@ -56,7 +55,9 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
       )
     )
   for text in run.result.get('warnings', ()):
-    found.append(Finding(f'In training, {text}.', collapsed, failed=False))
+    found.append(
+      Finding(f'{text[:1].upper()}{text[1:]}.', collapsed, failed=False)
+    )
   return found
 
 
@@ -68,7 +69,7 @@ def status(run: RunFiles, found: list[Finding]) -> Html:
     if found:
       text, kind = 'finished, with warnings', ' unfinished'
     if any(finding.failed for finding in found):
-      text, kind = 'finished, but failed', ' failed'
+      text, kind = 'finished, but went wrong', ' failed'
   return tag('span', text, class_=f'status{kind}')
 
 

@@ -181,6 +181,12 @@ def set_pretrained(config, model: str) -> None:
       f'fast={config.fast} chooses a network, and model={model} another; leave '
       'one of them out.'
     )
+  if not model.startswith(('resnet', 'vit')):
+    raise UserError(
+      f'model={model} in the config argument must be one with pretrained '
+      'weights, such as resnet_18 or vit_tiny_16; choose another network by '
+      f'--config.model={model}.'
+    )
   set_fast(config)
   config.model = config.variant.model = model
   config.optimizer, config.learning_rate = 'adamw', 5e-4

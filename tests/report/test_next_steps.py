@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_report import Page, fake_predictions, write_run
 
-from flatmatch_jax.data import Dataset
+from flatmatch_jax.data import Dataset, choice
 from flatmatch_jax.report import (
   advice,
   comparison,
@@ -97,6 +97,31 @@ def test_advice_finds_wrong_labels_and_images_of_doubt(dataset):
     'labeled/x/20.png': (0, 1),
   }
   assert found.num_labeled == 3 * GROUP
+
+
+def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(
+  dataset, monkeypatch
+):
+  """However many unsure ones they lie between."""
+  run = trained(dataset)
+  classify = run.classify
+
+  def unsure(*args):
+    (probs,) = classify(*args)
+    probs[np.arange(len(probs)) % 2 == 0] = [0.4, 0.35, 0.25]
+    return [probs]
+
+  run.classify = unsure
+
+  def order(new, labeled, probabilities):
+    assert len(new) == len(probabilities) == 20
+    assert (probabilities.max(-1) == 0.4).all()
+    return range(20)
+
+  monkeypatch.setattr(advice, '_UNSURE', 20)
+  monkeypatch.setattr(choice, 'order', order)
+  found = advice.advise(run, dataset, SPLIT)
+  assert {shown.confidence for shown in found.to_label} == {0.4}
 
 
 def test_where_the_network_disagrees_it_is_asked_itself():
@@ -228,7 +253,7 @@ def test_other_datasets_get_no_advice(make_run):
       {'error': 20.0, 'warnings': ['step 9: no pseudo-label was used']},
       40.0,
       'status unfinished',
-      'In training, step 9: no pseudo-label was used.',
+      'Step 9: no pseudo-label was used.',
     ),
     ({'done': False}, 1.0, 'status unfinished', 'unfinished, at step 70'),
   ],

@@ -152,6 +152,7 @@ def test_config_for_a_small_gpu_keeps_the_ratio_of_batches(method, unlabeled):
   [
     (folder, 'fast=yes', {}, r'fast=yes .* true, false, auto'),
     (folder, 'fast=true,model=resnet_18', {}, 'leave one of them out'),
+    (folder, 'model=wrn_28_2', {}, r'such as resnet_18 .*--config\.model=wrn'),
     # After its numbers were chosen.
     (folder, 'fast=true', {'data_dir': 'here', 'fast': 'false'}, 'fast'),
     (cifar10_fast, '', {'model': 'wrn_28_2'}, 'muon is not for wrn_28_2'),
