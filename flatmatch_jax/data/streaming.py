@@ -10,7 +10,7 @@ the device, inside the compiled step.
 from collections.abc import Callable, Generator, Mapping, Sequence
 import math
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -137,7 +137,8 @@ def batches(
   parts = _parts(data, batch_size, unlabeled_batch_size, views)
 
   def begin(step, submit):
-    made, calls = {}, []
+    made: dict[str, Any] = {}
+    calls = []
     for part in parts:
       wanted = rows(part.size)
       made[part.name] = out = _room(part, len(wanted), data.images.size)
