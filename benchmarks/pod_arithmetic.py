@@ -40,9 +40,11 @@ LANES = 128  # The innermost dimension of an array takes whole units of these.
 BYTES = 2  # Of an activation: bfloat16.
 # Of a host, for each of its chips: 224 virtual cores for the 8 of a v5e.
 CORES = 28
-# Weak crops, and pairs of weak and strong, that a core decodes in a second:
+# Weak crops, and pairs of weak and strong views, that a core makes in a second:
 # docs/speed.md, `benchmarks/input_speed.py`.
-CROPS, PAIRS = 192, 142
+CROPS, PAIRS = 490, 290
+# Seconds of an image for which a host's other threads wait, at most.
+LOCKED = 0.26e-3
 STREAMED = ('imagenet', 'imagenet30')
 COUNTS = 8, 64, 512
 
@@ -164,7 +166,10 @@ def times(chip: Chip, asked: Step, chips: int) -> dict[str, float]:
     'memory': asked.accessed / chips / (OF_BANDWIDTH * chip.bandwidth),
     'links': 2 * asked.reduced / (OF_LINKS * chip.links)
     + asked.collectives * hops * HOP,
-    'input': asked.decoded / (CORES * chips),
+    'input': max(
+      asked.decoded / (CORES * chips),
+      LOCKED * asked.images / max(1, chips // 8),
+    ),
   }
 
 

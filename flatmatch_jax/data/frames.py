@@ -1,6 +1,7 @@
 """Encoded images that behave like an array of decoded ones."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+import functools
 
 import numpy as np
 
@@ -65,21 +66,28 @@ class Frames:
     return start == at and length == min(usual, len(self) - at)
 
   def _open(self, start: int, length: int):
-    def fill(out, row):
-      image = self.decode(row)
+    def fill(out, decode):
+      image = decode()
       out[...] = crops.cut(image, crops.centre_box(*image.shape[:2]), self.size)
 
     def begin(at, submit):
       rows = range(at, min(at + length, len(self)))
       images = np.empty((len(rows), *self.shape[1:]), np.uint8)
-      pairs = zip(images, rows, strict=True)
+      pairs = zip(images, self.start(rows), strict=True)
       return images, [submit(fill, *pair) for pair in pairs]
 
     return ahead.in_turns(begin, range(start, len(self), length))
 
-  def decode(self, i: int) -> np.ndarray:
-    """Image `i`, whole: uint8 [H, W, 3]."""
-    data = self.records.read(i)
+  def start(self, rows) -> list[Callable[[], np.ndarray]]:
+    """Begins to read images; each call decodes one, whole: uint8 [H, W, 3]."""
+    reads = self.records.start(rows)
+    return [
+      functools.partial(self._decode, int(i), read)
+      for i, read in zip(rows, reads, strict=True)
+    ]
+
+  def _decode(self, i: int, read: Callable[[], bytes]) -> np.ndarray:
+    data = read()
     try:
       return crops.decode(data)
     except Exception as error:  # Each damaged file has its own type of error.

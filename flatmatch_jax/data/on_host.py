@@ -88,7 +88,7 @@ _APPLY: dict[str, Callable[[Image.Image, float], Image.Image]] = {
   'Sharpness': _enhance(ImageEnhance.Sharpness),
   'ShearX': _affine(lambda value, width, height: (1, value, 0, 0, 1, 0)),
   'ShearY': _affine(lambda value, width, height: (1, 0, 0, value, 1, 0)),
-  'Solarize': lambda image, value: ImageOps.solarize(image, value),
+  'Solarize': lambda image, value: ImageOps.solarize(image, int(value)),
   'TranslateX': _affine(
     lambda value, width, height: (1, 0, value * width, 0, 1, 0)
   ),

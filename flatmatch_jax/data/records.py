@@ -6,10 +6,11 @@ compute fast are kept in an .npz beside them. ImageNet's 140 GB take as long as
 the disk needs, and after that seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import io
 import os
 import zipfile
@@ -18,6 +19,7 @@ import zlib
 import numpy as np
 from tqdm import tqdm
 
+from flatmatch_jax.data import sources
 from flatmatch_jax.system import array_files, messages
 from flatmatch_jax.types import UserError
 
@@ -51,28 +53,55 @@ class Records:
 
   def read(self, i: int) -> bytes:
     """The encoded image of record `i`; threads may read at the same time."""
+    return self.start([i])[0]()
+
+  def start(self, rows) -> list[Callable[[], bytes]]:
+    """Begins to read records; each call gives one image.
+
+    Of a bucket all are on their way at once: TensorStore joins neighbours and
+    repeats, after growing pauses, what fails for a while. A disk's are read
+    when they are called for.
+    """
+    import tensorstore
+
+    with tensorstore.Batch() as batch:  # Sent at its end.
+      data = [self._data(int(i), batch) for i in rows]
+    return [
+      functools.partial(self._image, int(i), get)
+      for i, get in zip(rows, data, strict=True)
+    ]
+
+  def _data(self, i: int, batch) -> Callable[[], bytes]:
+    path = self.files[self.file_number[i]]
+    offset, length = int(self.offset[i]), int(self.length[i])
+    if path.startswith('gs://'):
+      bucket, key = path.removeprefix('gs://').split('/', 1)
+      part = slice(offset, offset + length)
+      found = _bucket(bucket).read(key, byte_range=part, batch=batch)
+      return lambda: found.result().value
+
+    def read():
+      # Opened each time: a thousand files are more than a process may hold.
+      with open(path, 'rb', buffering=0) as local:
+        return os.pread(local.fileno(), length, offset)
+
+    return read
+
+  def _image(self, i: int, get: Callable[[], bytes]) -> bytes:
     from google.protobuf import message
     import tensorflow as tf
 
-    path = self.files[self.file_number[i]]
-    offset, length = int(self.offset[i]), int(self.length[i])
-    # Opened each time: a thousand files are more than a process may hold.
     try:
-      if '://' in path:
-        with tf.io.gfile.GFile(path, 'rb') as remote:
-          remote.seek(offset)
-          data = remote.read(length)
-      else:
-        with open(path, 'rb', buffering=0) as local:
-          data = os.pread(local.fileno(), length, offset)
+      data = get()
       if zlib.crc32(data) != self.crc32[i]:
         raise ValueError('its checksum is wrong')
       example = tf.train.Example.FromString(data)
       (image,) = example.features.feature['image'].bytes_list.value
-    except (OSError, tf.errors.OpError, message.DecodeError, ValueError) as e:
+    except (OSError, RuntimeError, message.DecodeError, ValueError) as e:
       raise UserError(
-        f'Image {self.describe(i)} cannot be read: {type(e).__name__}: {e}. '
-        'The file has changed since it was indexed; prepare the dataset again.'
+        f'Image {self.describe(i)} cannot be read: {sources.one_line(e)}. '
+        'If the file has changed since it was indexed, prepare the dataset '
+        'again.'
       ) from e
     return image
 
@@ -103,6 +132,14 @@ class Records:
     rows = np.asarray(rows, np.int64)
     kept = {name: getattr(self, name)[rows] for name in _COLUMNS}
     return dataclasses.replace(self, **kept)
+
+
+@functools.cache
+def _bucket(name: str):
+  """Google Cloud Storage, in which reads wait for nothing."""
+  import tensorstore
+
+  return tensorstore.KvStore.open(f'gs://{name}/').result()
 
 
 def open_split(

@@ -10,7 +10,7 @@ the device, inside the compiled step.
 from collections.abc import Callable, Generator, Mapping, Sequence
 import math
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -137,13 +137,20 @@ def batches(
   parts = _parts(data, batch_size, unlabeled_batch_size, views)
 
   def begin(step, submit):
-    made, calls = {}, []
+    made: dict[str, Any] = {}
+    calls = []
     for part in parts:
-      wanted = rows(part.size)
-      made[part.name] = out = _room(part, len(wanted), data.images.size)
+      drawn = [
+        _draw(part, operations, seed, step, int(row)) for row in rows(part.size)
+      ]
+      made[part.name] = out = _room(part, drawn, data.images.size)
+      if not part.views:
+        continue
+      choice = [draws.choice for draws in drawn]
+      started = data.images.start(part.pool[choice])
       calls += [
-        submit(_fill, out, at, data.images, part, operations, seed, step, row)
-        for at, row in enumerate(map(int, wanted))
+        submit(_fill, out, at, part, operations, *pair)
+        for at, pair in enumerate(zip(drawn, started, strict=True))
       ]
     return Batch(**made), calls
 
@@ -209,33 +216,30 @@ def _draw(part: _Part, operations: int, seed: int, step: int, row: int):
   )
 
 
-def _room(part: _Part, rows: int, size: int) -> dict[str, np.ndarray]:
-  """Arrays for so many rows of one stream."""
-  numbers = lambda: np.empty(rows, np.int32)
-  label = 'truth' if part.name == 'unlabeled' else 'label'
-  images = lambda: np.empty((rows, size, size, 3), np.uint8)
+def _room(part: _Part, drawn: list[_Draws], size: int):
+  """A stream's arrays: numbers, and images that are yet to be made."""
+  choice = np.array([draws.choice for draws in drawn], np.int32)
+  index, label = choice, 'label'
+  if part.name == 'unlabeled':
+    index, label = part.pool[choice].astype(np.int32), 'truth'
+  images = lambda: np.empty((len(drawn), size, size, 3), np.uint8)
   return {name: images() for name in part.views} | {
-    'index': numbers(),
-    label: numbers(),
+    'index': index,
+    label: part.labels[choice].astype(np.int32),
   }
 
 
-def _fill(out, at, images: Frames, part: _Part, operations, *numbers) -> None:
-  """Makes row `at` of `out`, which is a function of (seed, step, row)."""
-  choice, uniform, raw = _draw(part, operations, *numbers)
-  index = int(part.pool[choice])
-  is_known = part.name != 'unlabeled'
-  out['index'][at] = choice if is_known else index
-  out['label' if is_known else 'truth'][at] = part.labels[choice]
-  if not part.views:
-    return
-  image = images.decode(index)
-  for name, of_box, of_view in zip(part.views, uniform, raw, strict=True):
+def _fill(out, at: int, part: _Part, operations, draws: _Draws, decode):
+  """Makes the views of row `at`."""
+  image = decode()
+  for name, of_box, of_view in zip(
+    part.views, draws.uniform, draws.raw, strict=True
+  ):
     box = crops.random_box(name, of_box, *image.shape[:2])
-    view = crops.cut(image, box, images.size)
+    view = crops.cut(image, box, out[name].shape[1])
     if count := augment.operations_of(name, operations):
-      draws = on_host.draw(of_view[: on_host.numbers(count)])
-      view = on_host.strong(view, draws)
+      numbers = of_view[: on_host.numbers(count)]
+      view = on_host.strong(view, on_host.draw(numbers))
     out[name][at] = view
 
 

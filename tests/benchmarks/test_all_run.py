@@ -16,6 +16,7 @@ ROOT = FOLDER.parent
 # Others only say what they are about: their work is tested by its parts in
 # this folder, or takes minutes.
 ARGUMENTS = {
+  'bucket_speed': ['--images', '4', '--latency', '0'],
   'gpu_compile': ['--show', 'rows.json'],
   'hlo_bytes': ['program.txt'],
   'op_times': ['--model', 'wrn_10_1', '--batch_size', '2', '--steps', '1'],

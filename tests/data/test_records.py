@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_imagenet import COUNTS, label_of, picture, prepare
 
+from benchmarks import bucket_speed
 from flatmatch_jax.data import records, sources
 from flatmatch_jax.types import UserError
 
@@ -71,6 +72,26 @@ def test_image_that_changed_since_it_was_indexed_is_refused(builder):
   with pytest.raises(UserError, match=r'Image 5 .*its checksum is wrong'):
     again.read(5)
   assert again.read(4) == found.read(4)
+
+
+def test_bucket_gives_the_same_records(builder):
+  """Neighbours in one request, others in requests of their own, all at once;
+  what fails for a while is asked for again."""
+  found = records.open_split(builder, 'train')
+  folder = os.path.dirname(found.files[0])
+  records._bucket.cache_clear()
+  with bucket_speed.serving(folder, failures=1) as requests:
+    remote = bucket_speed.in_bucket(found)
+    assert remote.read(3) == found.read(3)
+    assert len(requests) == 2
+    requests.clear()
+    rows = [0, 1, 2, 15, 29]
+    got = [read() for read in remote.start(rows)]
+    assert got == [found.read(i) for i in rows]
+    assert len(requests) == 3
+    changed = dataclasses.replace(remote, crc32=remote.crc32 + np.uint32(1))
+    with pytest.raises(UserError, match=r'Image 5 .*gs://bucket/.*checksum'):
+      changed.read(5)
 
 
 def forbid(*_):

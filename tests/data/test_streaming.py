@@ -299,7 +299,8 @@ def test_frames_follow_the_rule_of_the_test(dataset, monkeypatch):
   """Pillow with the shorter side at 8/7 of the size, and the centre."""
   coarse = np.random.RandomState(0).randint(0, 256, (6, 8, 3))
   image = Image.fromarray(coarse.astype(np.uint8)).resize((400, 320))
-  monkeypatch.setattr(records.Records, 'read', lambda *_: encode(image, 'PNG'))
+  read = lambda: encode(image, 'PNG')
+  monkeypatch.setattr(records.Records, 'start', lambda *_: [read])
   (got,) = frames.Frames(dataset.train_images.records, 64)[:1]
   side = 280
   box = (60, 20, 60 + side, 20 + side)
@@ -330,9 +331,11 @@ def test_frames_give_every_image_once_in_any_slices(dataset):
 def test_frames_read_ahead(dataset, monkeypatch):
   read = []
   images = frames.Frames(dataset.train_images.records, SIZE)
-  inner = records.Records.read
+  inner = records.Records.start
   monkeypatch.setattr(
-    records.Records, 'read', lambda self, i: read.append(i) or inner(self, i)
+    records.Records,
+    'start',
+    lambda self, rows: read.extend(rows) or inner(self, rows),
   )
   images[:5]
   until = time.monotonic() + 5
