@@ -32,7 +32,8 @@ class Estimate:
       return
     per = 'step and device' if mesh.size > 1 else 'step'
     messages.say(
-      f'About {duration(seconds)} for {left:,} steps on this machine '
+      f'About {duration(seconds)} for {messages.count(left, "step")} on this '
+      'machine '
       f'(estimated from {flops / 1e9:.2f} GFLOP per {per}).'
     )
     self._warn(seconds)
