@@ -72,8 +72,8 @@ def _check(found):
     have = 'has' if len(absent) == 1 else 'have'
     raise UserError(
       f'{len(absent)} of {len(names)} classes {have} no readable image in '
-      f'{labeled.place}: {messages.some(absent)}; add one to each, or remove '
-      'its folder.'
+      f'{labeled.place}: {messages.some(absent)}; add one to each, or leave '
+      'such classes out.'
     )
   if test.place and not test.paths:
     raise UserError(

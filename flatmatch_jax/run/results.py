@@ -3,6 +3,7 @@
 import statistics
 
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.system import messages
 
 
 def selection(num_test: int, num_val: int) -> str:
@@ -64,13 +65,12 @@ def summarize(
 def describe(files: Workdir) -> str:
   result = files.read('result.json')
   text = '{method} on {dataset} with {labels} labels: '.format(**result)
-  count = in_median(result)
+  count = messages.count(in_median(result), 'evaluation')
   for key, name in (('error', 'test'), ('val_error', 'validation')):
     if f'{key}_last' in result:
       text += (
         f'{name} error {result[f"{key}_last"]:.2f}% last, '
-        f'{result[f"{key}_median20"]:.2f}% median of the last {count} '
-        'evaluations, '
+        f'{result[f"{key}_median20"]:.2f}% median of the last {count}, '
         f'{result[f"{key}_best"]:.2f}% best, '
       )
   if 'error_selected' in result:

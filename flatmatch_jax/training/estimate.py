@@ -37,8 +37,8 @@ class Estimate:
     if not per_step > 0:  # Not known: NaN.
       return
     messages.say(
-      f'About {duration(left * per_step)} for {left:,} steps on this machine '
-      f'({source}).'
+      f'About {duration(left * per_step)} for {messages.count(left, "step")} '
+      f'on this machine ({source}).'
     )
     self._warn(left * per_step)
 

@@ -307,6 +307,14 @@ def test_moved_and_new_files_are_noticed(root, decoded):
   assert len(decoded) == 11 + 1 + 1
 
 
+def test_files_of_equal_size_and_times_are_apart(tmp_path):
+  """As of those that are written within a tick of the clock."""
+  save(tmp_path / 'a.png')
+  (tmp_path / 'b.png').hardlink_to(tmp_path / 'a.png')
+  paths = [tmp_path / 'a.png', tmp_path / 'b.png']
+  assert len(set(cache.keys_of(tmp_path, paths, (8, 8, 3)))) == 2
+
+
 @pytest.mark.parametrize('what', ['rule', 'pillow'])
 def test_another_way_of_reading_is_noticed(root, decoded, monkeypatch, what):
   load(root)
