@@ -139,7 +139,11 @@ def test_killed_while_saving_damaged_and_resumed(
 
 def test_refused_while_saving(bucket, finished, tmp_path, capsys):
   bucket.fail(
-    403, method='POST', path='checkpoints/4/', text='no storage.objects.create'
+    403,
+    method='POST',
+    # If a folder cannot be made, Orbax waits for it for five minutes.
+    path='checkpoints/4/commit_success',
+    text='no storage.objects.create',
   )
   with start('gs://bucket/run') as process:
     _, stderr = process.communicate(timeout=300)
