@@ -94,7 +94,7 @@ def refusals(lab):
     bucket.heal()
     for status, words in ((403, 'permission denied'), (429, 'a quota')):
       # After some checkpoints.
-      bucket.fail(status, method='POST', path=r'checkpoints/[2-9]\d/')
+      bucket.fail(status, method='POST', path=r'/[2-9]\d/commit_success')
       code, stderr = run(lab, bucket)
       assert code == 2, stderr
       line = stderr.splitlines()[-1]
