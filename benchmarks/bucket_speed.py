@@ -45,11 +45,14 @@ def serving(folder, latency: float = 0.0, failures: int = 0):
         self.send_error(503)
         return
       name = urllib.parse.urlsplit(self.path).path.rsplit('/', 1)[-1]
-      data = (pathlib.Path(folder) / urllib.parse.unquote(name)).read_bytes()
+      path = pathlib.Path(folder) / urllib.parse.unquote(name)
       first, last = self.headers['Range'].removeprefix('bytes=').split('-')
-      part = data[int(first) : int(last) + 1]
+      with path.open('rb') as file:
+        file.seek(int(first))
+        part = file.read(int(last) + 1 - int(first))
+      size = path.stat().st_size
       self.send_response(206)
-      self.send_header('Content-Range', f'bytes {first}-{last}/{len(data)}')
+      self.send_header('Content-Range', f'bytes {first}-{last}/{size}')
       self.send_header('X-Goog-Generation', '1')
       self.send_header('Content-Length', str(len(part)))
       self.end_headers()

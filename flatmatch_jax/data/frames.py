@@ -47,7 +47,7 @@ class Frames:
       self._at = (start, stop - start)
     try:
       images = next(self._iterator)
-    except UserError:
+    except BaseException:
       self._close()
       raise
     self._at = (stop, self._at[1])

@@ -83,12 +83,12 @@ def test_bucket_gives_the_same_records(builder):
   with bucket_speed.serving(folder, failures=1) as requests:
     remote = bucket_speed.in_bucket(found)
     assert remote.read(3) == found.read(3)
-    assert len(requests) == 2
+    assert len(requests) > len(set(requests)) == 1
     requests.clear()
     rows = [0, 1, 2, 15, 29]
     got = [read() for read in remote.start(rows)]
     assert got == [found.read(i) for i in rows]
-    assert len(requests) == 3
+    assert len(set(requests)) == 3  # The client may repeat one.
     changed = dataclasses.replace(remote, crc32=remote.crc32 + np.uint32(1))
     with pytest.raises(UserError, match=r'Image 5 .*gs://bucket/.*checksum'):
       changed.read(5)
