@@ -53,7 +53,7 @@ def main():
   parser.add_argument(
     '--onnxruntime_web',
     metavar='FOLDER_OR_TGZ',
-    help='that npm package, for --page; fetched by npm if left out',
+    help='that npm package, for --page; looked for here if left out',
   )
   args = parser.parse_args()
   _check_arguments(args)

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 from typing import Any
+from unittest import mock
 import warnings
 
 from flax import traverse_util
@@ -20,6 +21,7 @@ from flatmatch_jax.training.load import Trained
 from flatmatch_jax.types import UserError
 
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
+_WRONG = 'remove_redundant_transpose_pairs_ir'
 _OPSET = 21  # Of ONNX; runtimes from 2024 on read it.
 
 
@@ -61,14 +63,17 @@ def _onnx(function, trained, about) -> bytes:
   shape = tuple(trained.dataset['image_shape'])
   with _quiet():
     import jax2onnx
+    from jax2onnx.converter import ir_optimizations
 
     images = jax.ShapeDtypeStruct(('N', *shape), np.uint8)
     try:
-      model = jax2onnx.to_onnx(
-        function, inputs=[images], model_name='flatmatch_jax', opset=_OPSET
-      )
+      # It mixes up the layouts of residual blocks; runtimes do it right.
+      with mock.patch.object(ir_optimizations, _WRONG):
+        model = jax2onnx.to_onnx(
+          function, inputs=[images], model_name='flatmatch_jax', opset=_OPSET
+        )
     except Exception as error:  # Whatever an operation it lacks leads to.
-      reason = ' '.join(str(error).split())[:200]
+      reason = ' '.join(str(error).split())[:200].rstrip('.')
       raise UserError(
         f'jax2onnx cannot convert {trained.config.model}: {reason}. Export '
         '.stablehlo or .safetensors instead.'

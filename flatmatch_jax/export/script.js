@@ -1,6 +1,7 @@
 'use strict';
 // Images come in as in flatmatch_jax/data/images.py: upright, on white paper,
-// scaled as Pillow does until they just cover, cut to the centre.
+// scaled as Pillow does until they just cover, cut to the centre. Of a tall
+// image Pillow may scale the columns first, and differ by one level.
 const SHOWN = 5;
 const LARGEST = 4096;  // Pixels per side that every browser's canvas can hold.
 const BITS = 22;  // Pillow's fixed point.

@@ -11,10 +11,7 @@ import html
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 import tarfile
-import tempfile
 from typing import IO, NamedTuple
 
 from flatmatch_jax.system import files
@@ -24,7 +21,8 @@ from flatmatch_jax.types import UserError
 VERSION = '1.30.0'  # Of onnxruntime-web, which the tests run.
 _CODE = 'ort.wasm.bundle.min.mjs'
 _WASM = 'ort-wasm-simd-threaded.wasm'
-_CACHE = pathlib.Path('~/.cache/flatmatch_jax')
+_ARCHIVE = pathlib.Path(f'onnxruntime-web-{VERSION}.tgz')
+_REMEDY = f'run `npm pack onnxruntime-web@{VERSION}` in this folder'
 _HERE = pathlib.Path(__file__).parent
 _MAX_BYTES = 2**26
 _MAX_MODEL = 2**28  # The text of a page must not be longer than a string.
@@ -39,17 +37,16 @@ class Runtime(NamedTuple):
 
 
 def find(path: str | None) -> Runtime:
-  """The package, from a folder or archive, a cache, or npm."""
+  """The package: a folder, an archive, or where npm leaves either here."""
   if path:
     return _read(pathlib.Path(path).expanduser())
-  cache = _CACHE.expanduser() / f'onnxruntime-web-{VERSION}.tgz'
-  if not cache.is_file():
-    _fetch(cache)
-  try:
-    return _read(cache)
-  except UserError:
-    cache.unlink()
-    raise
+  for place in (_ARCHIVE, pathlib.Path('node_modules/onnxruntime-web')):
+    if place.exists():
+      return _read(place)
+  raise UserError(
+    f'--page needs the npm package onnxruntime-web; {_REMEDY}, or name it by '
+    '--onnxruntime_web.'
+  )
 
 
 def _read(path: pathlib.Path) -> Runtime:
@@ -65,9 +62,7 @@ def _read(path: pathlib.Path) -> Runtime:
     return Runtime(str(json.loads(found[0])['version']), *found[1:])
   except (KeyError, TypeError, tarfile.TarError, *BROKEN) as error:
     raise UserError(
-      f'{path} is not the npm package onnxruntime-web: {error}. Get it by `npm '
-      f'pack onnxruntime-web@{VERSION}` and name the .tgz by '
-      '--onnxruntime_web.'
+      f'{path} is not the npm package onnxruntime-web: {error}; {_REMEDY}.'
     ) from None
 
 
@@ -75,35 +70,6 @@ def _content(file: IO[bytes] | None) -> bytes:
   if file is None:
     raise ValueError('a file in it is a folder')
   return file.read(_MAX_BYTES)
-
-
-def _fetch(cache: pathlib.Path) -> None:
-  """Puts the package into the cache; npm checks that it arrives whole."""
-  name = f'onnxruntime-web@{VERSION}'
-  remedy = (
-    f'Elsewhere run `npm pack {name}`, and name the .tgz here by '
-    '--onnxruntime_web.'
-  )
-  npm = shutil.which('npm')
-  if npm is None:
-    raise UserError(
-      f'--page needs the npm package onnxruntime-web, and there is no npm; '
-      f'install Node.js. Or: {remedy[0].lower()}{remedy[1:]}'
-    )
-  with tempfile.TemporaryDirectory() as folder:
-    done = subprocess.run(
-      [npm, 'pack', name, '--silent', '--prefer-offline'],
-      cwd=folder,
-      capture_output=True,
-      text=True,
-    )
-    found = list(pathlib.Path(folder).glob('*.tgz'))
-    if done.returncode or not found:
-      reason = ' '.join(done.stderr.split())[:200] or 'no file arrived'
-      raise UserError(f'`npm pack {name}` failed: {reason}. {remedy}')
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(cache) as file:
-      file.write(found[0].read_bytes())
 
 
 def render(model: bytes, description: dict, runtime: Runtime) -> str:

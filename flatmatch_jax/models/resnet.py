@@ -117,10 +117,9 @@ class ResNet(nn.Module):
     block_class = nn.remat(self.block) if self.remat else self.block
     x = _conv(x, self.width, 'stem', self.dtype, size=7, stride=2)
     x = nn.relu(norm(name='norm')(x))
-    # By keywords: jax2onnx takes no others.
-    x = nn.max_pool(
-      x, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1))
-    )
+    # Nothing is negative. jax2onnx would leave out the padding of max_pool.
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    x = nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
     for stage, blocks in enumerate(self.blocks):
       for block in range(blocks):
         x = block_class(

@@ -122,9 +122,9 @@ def test_wrong_images_are_refused(classifier, images, change, named):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize('name', ['nothing', 'file.onnx', '.'])
+@pytest.mark.parametrize('name', ['nothing', 'file.txt', '.'])
 def test_what_is_not_a_run_is_refused(tmp_path, name):
-  (tmp_path / 'file.onnx').write_text('')
+  (tmp_path / 'file.txt').write_text('')
   with pytest.raises(UserError, match='is not the folder of a run'):
     flatmatch_jax.load(tmp_path / name)
 
