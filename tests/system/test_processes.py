@@ -438,9 +438,9 @@ split = splits.Split(labeled, np.arange(30), labeled[:0])
 mesh = sharding.make_mesh()
 over_batch = sharding.over_batch(mesh)
 read = []
-inner = dataset.train_images.records.__class__.read
-dataset.train_images.records.__class__.read = (
-  lambda self, i: read.append(i) or inner(self, i)
+inner = dataset.train_images.records.__class__.start
+dataset.train_images.records.__class__.start = (
+  lambda self, rows: read.extend(rows) or inner(self, rows)
 )
 source = streaming.batches(
   streaming.place(dataset, split), 0, 0, 3, 4, 8, ('weak', 'strong'),
