@@ -53,7 +53,10 @@ def _lower(config, mesh):
   count, shape = cost.IMAGES[config.dataset]
   classes = data_lib.SOURCES[config.dataset].num_classes or 0
   program = program_lib.create(
-    config, DatasetInfo(classes, count, count), shape, mesh=mesh
+    config,
+    DatasetInfo(classes, count, count, (1,) * classes),
+    shape,
+    mesh=mesh,
   )
   over_batch = sharding.over_batch(mesh)
   data = abstract_data(config, program.views, mesh)

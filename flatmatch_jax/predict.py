@@ -120,7 +120,7 @@ def main():
   model = parser.add_mutually_exclusive_group(required=True)
   model.add_argument('--workdir', help='folder of the run')
   model.add_argument(
-    '--model', help='or an exported file, or a model of the package by name'
+    '--model', help='or a file of `python -m flatmatch_jax.export`'
   )
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'

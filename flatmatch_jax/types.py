@@ -98,7 +98,7 @@ class DatasetInfo(NamedTuple):
   num_classes: int
   num_train: int  # Indices of unlabeled images are below this.
   num_unlabeled: int  # Images in the unlabeled pool; at most `num_train`.
-  class_counts: tuple[int, ...] = ()  # Labeled images of each class.
+  class_counts: tuple[int, ...]  # Labeled images of each class.
 
 
 class Skipped(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flatmatch_jax.methods import losses
 from flatmatch_jax.methods.base import Method, Prepared, standard_views
 from flatmatch_jax.system.arguments import NonNegative, Share
-from flatmatch_jax.types import Head, Losses, PseudoLabels
+from flatmatch_jax.types import Head, Losses, PseudoLabels, UserError
 
 _TURNS = ('turned0', 'turned1', 'turned2', 'turned3')
 
@@ -30,8 +30,14 @@ def crmatch(
 
   def prepare(predict, state, batch, rng):
     views, targets, _ = standard_views(predict, state, batch, rng)
-    every = max(len(views['weak']) // len(views['labeled']), 1)
-    images = views['weak'][::every]
+    number = len(views['labeled'])
+    images = views['weak'][:: max(len(views['weak']) // number, 1)][:number]
+    height, width = images.shape[1:3]
+    if height != width:
+      raise UserError(
+        f'CRMatch turns images, which must be square, but these are of {width} '
+        f'x {height} pixels; use another method, or square images.'
+      )
     for k, name in enumerate(_TURNS):
       views[name] = jnp.rot90(images, k, axes=(1, 2))
     return Prepared(views, targets)

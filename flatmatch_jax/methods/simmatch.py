@@ -83,7 +83,8 @@ def simmatch(
 
   def loss(student, teacher, targets, state, step):
     is_known = state.label >= 0  # [L]
-    classes = jax.nn.one_hot(state.label, len(state.probs))  # [L, K]
+    # An image that was not seen yet is of no class.
+    label = jnp.where(is_known, state.label, len(state.probs))
 
     def similarities(prediction):
       logits = embed(prediction) @ state.bank.T / temperature  # [U, L]
@@ -95,9 +96,10 @@ def simmatch(
     probs = losses.align(probs, mean)
     alike = jax.nn.softmax(similarities(teacher['weak']))
     # Similarities adjusted by classes, and classes by similarities.
-    unfolded = alike * (probs @ classes.T)
+    unfolded = alike * probs.at[:, label].get(mode='fill', fill_value=0)
     unfolded /= unfolded.sum(-1, keepdims=True) + 1e-12
-    smoothed = smoothing * probs + (1 - smoothing) * (alike @ classes)
+    of_class = jnp.zeros_like(probs).at[:, label].add(alike, mode='drop')
+    smoothed = smoothing * probs + (1 - smoothing) * of_class
     target = jnp.where(is_known.any(), smoothed, probs)
     mask = (target.max(-1) >= threshold).astype(jnp.float32)  # [U]
 

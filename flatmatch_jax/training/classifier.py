@@ -98,9 +98,8 @@ def load(path: str | os.PathLike, checkpoint: str = 'latest') -> Classifier:
   """The model of a run, ready to classify.
 
   Args:
-    path: the folder of the run, `--workdir` of its training; a file that
-      `python -m flatmatch_jax.export` wrote; or the name of a model that comes
-      with the package.
+    path: the folder of the run, `--workdir` of its training, or a file that
+      `python -m flatmatch_jax.export` wrote.
     checkpoint: 'latest' or 'best', of a run.
   """
   if file := exported.find(os.fspath(path)):

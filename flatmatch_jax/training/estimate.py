@@ -7,7 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from flatmatch_jax.system import messages, sharding
+from flatmatch_jax.system import distributed, messages, sharding
 
 _MEASURED = 10  # Steps.
 _SHORT = 120  # Seconds; runs that take less print no second number.
@@ -31,7 +31,8 @@ class Estimate:
     per_step = flops / throughput(mesh, self._config.dtype)
     per = 'step and device' if mesh.size > 1 else 'step'
     source = f'estimated from {flops / 1e9:.2f} GFLOP per {per}'
-    if jax.default_backend() == 'cpu' and per_step < _QUICK:
+    alone = jax.default_backend() == 'cpu' and not distributed.several()
+    if alone and per_step < _QUICK:  # All processes would have to try it.
       per_step, source = timed(engine, state), 'by a trial step'
     left = self._config.steps - step + 1
     if not per_step > 0:  # Not known: NaN.

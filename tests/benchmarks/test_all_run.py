@@ -19,6 +19,7 @@ ARGUMENTS = {
   'bucket_speed': ['--images', '4', '--latency', '0'],
   'gpu_compile': ['--show', 'rows.json'],
   'hlo_bytes': ['program.txt'],
+  'host_time': ['--models=fast_8', '--methods=fixmatch', '--steps=102'],
   'op_times': ['--model', 'wrn_10_1', '--batch_size', '2', '--steps', '1'],
   'pod_arithmetic': ['--chip', 'v6e', '--method', 'fixmatch'],
   'step_cost': ['--methods=fixmatch', '--recipes=plain', '--layouts=split'],

@@ -203,7 +203,7 @@ def test_a_step_of_flexmatch_does_not_go_through_its_table():
   )
   found = []
   for number in (1000, 101_000):
-    info = DatasetInfo(4, number, number)
+    info = DatasetInfo(4, number, number, (1,) * 4)
     state = setup.init()
     state = state.replace(method=setup.method.init(None, None, info))
     jitted = jax.jit(setup.step, donate_argnums=0)

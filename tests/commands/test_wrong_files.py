@@ -233,7 +233,9 @@ def runs(tmp_path_factory, tiny_network):
     files = Workdir(folder / model)
     split = setup.choose_split(config, dataset)
     setup.write_description(files, config, dataset, split)
-    made = program.create(config, DatasetInfo(10, 1437, 1437), (8, 8, 1))
+    made = program.create(
+      config, DatasetInfo(10, 1437, 1437, (1,) * 10), (8, 8, 1)
+    )
     everywhere = sharding.replicated(sharding.make_mesh())
     init = jax.jit(made.init, out_shardings=everywhere)
     checkpoints = Checkpoints(files.checkpoints)

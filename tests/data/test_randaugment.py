@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 import pytest
 from sklearn import datasets
 
-from flatmatch_jax.data import on_host, randaugment
+from flatmatch_jax.data import randaugment
 
 OPERATIONS = randaugment.OPERATIONS
 SHAPES = ((32, 32, 3), (24, 37, 3), (32, 32, 1), (7, 2, 3))
@@ -39,11 +39,34 @@ def images_of(shape):
   return np.stack(images).astype(np.uint8)
 
 
-def pillow(name, pixels, magnitude):
-  """The operation as Pillow computes it: the host's."""
-  image = on_host.from_array(pixels)
-  image = on_host.apply(image, OPERATIONS.index(name), magnitude)
-  return np.asarray(image).reshape(pixels.shape)
+def to_pillow(image):
+  return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def pillow(name, image, magnitude):
+  """The operation as TorchSSL calls it."""
+  value = magnitude / randaugment.RANGES[name][2]
+  image = to_pillow(image)
+  width, height = image.size
+  affine = lambda *matrix: image.transform(image.size, Image.AFFINE, matrix)
+  enhance = lambda kind: kind(image).enhance(value)
+  out = {
+    'AutoContrast': lambda: ImageOps.autocontrast(image),
+    'Brightness': lambda: enhance(ImageEnhance.Brightness),
+    'Color': lambda: enhance(ImageEnhance.Color),
+    'Contrast': lambda: enhance(ImageEnhance.Contrast),
+    'Equalize': lambda: ImageOps.equalize(image),
+    'Identity': lambda: image,
+    'Posterize': lambda: ImageOps.posterize(image, int(value)),
+    'Rotate': lambda: image.rotate(value),
+    'Sharpness': lambda: enhance(ImageEnhance.Sharpness),
+    'ShearX': lambda: affine(1, value, 0, 0, 1, 0),
+    'ShearY': lambda: affine(1, 0, 0, value, 1, 0),
+    'Solarize': lambda: ImageOps.solarize(image, value),
+    'TranslateX': lambda: affine(1, 0, value * width, 0, 1, 0),
+    'TranslateY': lambda: affine(1, 0, 0, 0, 1, value * height),
+  }[name]()
+  return np.asarray(out).reshape(height, width, -1)
 
 
 @pytest.mark.parametrize('shape', SHAPES, ids=str)

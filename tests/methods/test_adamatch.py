@@ -110,7 +110,9 @@ def test_labeled_images_are_alone_and_with_all_unlabeled_views(layout):
 
   config = digits.get_config('method=adamatch')
   config.batch_norm = layout
-  program.create(config, DatasetInfo(10, 9, 9), (8, 8, 1), make_forward)
+  program.create(
+    config, DatasetInfo(10, 9, 9, (1,) * 10), (8, 8, 1), make_forward
+  )
   (_, _, _, own), names = made[0], ['labeled', 'weak', 'strong']
   assert forward.populations([*names, 'labeled_joint'], layout, own) == [
     ['labeled'],

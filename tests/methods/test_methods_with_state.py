@@ -151,7 +151,7 @@ def test_flexmatch_writes_by_the_fixed_threshold_and_never_erases():
 def test_flexmatch_keeps_the_last_guess_of_an_image_drawn_twice():
   rng = np.random.default_rng(0)
   method = methods.create('flexmatch')
-  info = DatasetInfo(NUM_CLASSES, num_train=20, num_unlabeled=15)
+  info = DatasetInfo(NUM_CLASSES, 20, 15, (1,) * NUM_CLASSES)
   state = method.init(None, None, info)
   enter = jax.jit(lambda *args: write(*args).written())
   table = np.full(20, -1)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from flatmatch_jax import methods
+from flatmatch_jax.types import UserError
 
 B, U = 5, 12
 LABEL = np.arange(B) % NUM_CLASSES
@@ -230,14 +231,22 @@ def test_crmatch_without_its_two_losses_is_fixmatch():
 @pytest.mark.parametrize(
   ('labeled', 'unlabeled', 'every'), [(4, 14, 3), (8, 6, 1)]
 )
-def test_crmatch_turns_about_as_many_images_as_are_labeled(
+def test_crmatch_turns_as_many_images_as_are_labeled_if_there_are(
   labeled, unlabeled, every
 ):
   batch = make_batch(labeled=labeled, unlabeled=unlabeled)
   views, _, _ = methods.create('crmatch').prepare(
     None, None, batch, jax.random.key(0)
   )
-  images = np.asarray(batch.unlabeled['weak'])[::every]
+  images = np.asarray(batch.unlabeled['weak'])[::every][:labeled]
   for k, name in enumerate(TURNS):
     for image, turned in zip(images, views[name], strict=True):
       np.testing.assert_array_equal(turned, np.rot90(image, k))
+
+
+def test_crmatch_refuses_images_that_cannot_be_turned():
+  batch = make_batch()
+  tall = jnp.zeros((16, 9, 8, 1))
+  batch = batch._replace(unlabeled=batch.unlabeled | {'weak': tall})
+  with pytest.raises(UserError, match='square, but these are of 8 x 9'):
+    methods.create('crmatch').prepare(None, None, batch, jax.random.key(0))

@@ -218,7 +218,7 @@ def test_dry_run(monkeypatch, capsys):
 def test_traced_batch_is_what_the_sampler_gives(dataset, method, fixed):
   config = cell(dataset, method, '40').config()
   size, shape = cost.IMAGES[dataset]
-  made = program.create(config, DatasetInfo(10, size, size), shape)
+  made = program.create(config, DatasetInfo(10, size, size, (1,) * 10), shape)
   numbers = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
   data = resident.Data(
     jax.ShapeDtypeStruct((size, *shape), jnp.uint8),

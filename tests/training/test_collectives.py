@@ -41,7 +41,7 @@ def compile_step(method, layout, batch_size):
   config.model, config.batch_norm = 'wrn_10_1', layout
   config.batch_size, config.unlabeled_batch_size = batch_size, 2 * batch_size
   mesh = program.make_mesh(config)
-  info = DatasetInfo(CLASSES, IMAGES, IMAGES)
+  info = DatasetInfo(CLASSES, IMAGES, IMAGES, (1,) * CLASSES)
   made = program.create(config, info, SHAPE, mesh=mesh)
   shapes = jax.eval_shape(made.init, jax.eval_shape(jax.random.key, 0))
   everywhere = sharding.replicated(mesh)

@@ -64,7 +64,9 @@ def test_weights_start_the_network_and_its_average(config):
 
 
 def _create(config):
-  made = program.create(config, DatasetInfo(10, 1437, 1437), (8, 8, 1))
+  made = program.create(
+    config, DatasetInfo(10, 1437, 1437, (1,) * 10), (8, 8, 1)
+  )
   return made.init(jax.random.key(0))
 
 
