@@ -2,11 +2,11 @@
 
 Archives in DATA_DIR/.flatmatch_jax, each of some images, written while files
 are decoded: what was interrupted resumes, and after a change only new files are
-decoded. An image is found by its key, a digest of what its pixels depend on:
-path, size and times of its file, the wanted shape, the rule of reading and the
-version of the decoders. A changed image has another key, so it is never taken
-from here. Archives are written whole or not at all, and one that is damaged is
-not used.
+decoded. Those of DATA_DIR/FILE.csv are in a folder FILE.csv there. An image is
+found by its key, a digest of what its pixels depend on: path, size and times of
+its file, the wanted shape, the rule of reading and the version of the decoders.
+A changed image has another key, so it is never taken from here. Archives are
+written whole or not at all, and one that is damaged is not used.
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,17 @@ def read(
   root: pathlib.Path,
   paths: Sequence[pathlib.Path],
   shape: tuple[int, int, int],
+  table: str = '',
 ) -> tuple[np.ndarray, dict[int, str]]:
   """The images of `paths`, from archives below `root` or from their files.
 
+  Archives of other tables are read, too, but stay if theirs are other images.
   Returns uint8 [N, H, W, C], and of each row that could not be read, why.
   """
   keys = keys_of(root, paths, shape)
   pixels = images.empty(len(paths), shape)
-  folder, size = root / FOLDER, 'x'.join(map(str, shape))
-  done = _collect(folder, size, keys, pixels)
+  folder, size = root / FOLDER / table, 'x'.join(map(str, shape))
+  done = _collect(root / FOLDER, folder, size, keys, pixels)
   left = [row for row in range(len(paths)) if row not in done]
   step = max(1, min(_MOST, _MOST_BYTES // math.prod(shape)))
   refusal = None
@@ -88,7 +90,7 @@ def store(folder: pathlib.Path, size: str, keys, pixels, why) -> str | None:
   """
   name = hashlib.sha256(''.join(keys).encode()).hexdigest()[:32]
   try:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with files.replacing(folder / f'{size}-{name}.npz') as output:
       np.savez(output, keys=np.array(keys, 'S'), why=why, pixels=pixels)
   except OSError as error:
@@ -114,26 +116,29 @@ def load(file: pathlib.Path) -> tuple[list[str], np.ndarray, list[str]] | None:
     return None
 
 
-def _collect(folder, size, keys, pixels) -> dict[int, str]:
+def _collect(top, folder, size, keys, pixels) -> dict[int, str]:
   """Fills the rows of images that are stored; why each is none, or ''.
 
-  Removes archives that are damaged, or mostly of images that are gone.
+  Removes archives that are damaged, and from `folder` those mostly of images
+  that are gone.
   """
   rows = {key: row for row, key in enumerate(keys)}
   done: dict[int, str] = {}
+  archives: list[pathlib.Path] = []
   with contextlib.suppress(OSError):  # There is no such folder, or no way in.
-    for file in sorted(folder.glob(f'{size}-*')):
+    archives = sorted(top.rglob(f'{size}-*'))
+  for file in archives:
+    with contextlib.suppress(OSError):  # Others may still be read.
+      age = time.time() - file.stat().st_mtime
       stored = load(file) if file.suffix == '.npz' else None
       found = []
       if stored and stored[1].shape[1:] == pixels.shape[1:]:
         found = [(i, rows[k]) for i, k in enumerate(stored[0]) if k in rows]
-      if stored and 2 * len(found) >= len(stored[0]):
+      others = file.parent != folder
+      if stored and (others or 2 * len(found) >= len(stored[0])):
         for i, row in found:
           pixels[row], done[row] = stored[1][i], stored[2][i]
-        continue
       # A temporary file may be another run's; after a day its run is dead.
-      young = time.time() - file.stat().st_mtime < _DAY
-      if not (file.suffix == '.tmp' and young):
-        with contextlib.suppress(OSError):  # Others may still be read.
-          file.unlink()
+      elif file.suffix != '.tmp' or age > _DAY:
+        file.unlink()
   return done

@@ -26,7 +26,7 @@ def load(data_dir: str | os.PathLike | None, image_size: int) -> Dataset:
     _check(found)
     paths = [path for part in found.parts for path in part.paths]
     shape = (image_size, image_size, 3)
-    pixels, unreadable = cache.read(found.root, paths, shape)
+    pixels, unreadable = cache.read(found.root, paths, shape, found.table)
   except OSError as error:  # No permission, or a file is gone by now.
     raise UserError(
       f'{data_dir} cannot be read: {error}; change its permissions, and leave '

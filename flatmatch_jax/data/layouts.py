@@ -5,8 +5,8 @@
   CLASS/…            directly in the folder
   labels.csv         path,label; see labels_csv.py
 
-The first three may have test/CLASS/… (or val/, valid/, validation/) and
-unlabeled/… beside them. Images lie at any depth; links are followed, and
+All may have test/CLASS/… (or val/, valid/, validation/) beside them, the first
+three unlabeled/…, too. Images lie at any depth; links are followed, and
 hidden files passed over.
 """
 
@@ -20,8 +20,8 @@ from flatmatch_jax.data import images, labels_csv
 from flatmatch_jax.system import messages
 from flatmatch_jax.types import UserError
 
-_TEST = ('test', 'val', 'valid', 'validation')  # The first that is there.
-_TABLE = 'labels.csv'
+TESTS = ('test', 'val', 'valid', 'validation')  # The first that is there.
+TABLE = 'labels.csv'
 _ACCEPTED = (
   'accepted are labeled/CLASS/* with unlabeled/*, train/CLASS/*, CLASS/* (each '
   'with test/CLASS/* or val/CLASS/* if you have it), or labels.csv with the '
@@ -45,6 +45,7 @@ class Layout(NamedTuple):
   name: str  # How labels are given, in words.
   class_names: tuple[str, ...]
   parts: tuple[Part, Part, Part]  # Labeled, unlabeled, test.
+  table: str = ''  # Name of the CSV file, if not all of the folder is used.
 
 
 def find(data_dir: str | os.PathLike | None) -> Layout:
@@ -67,26 +68,30 @@ def find(data_dir: str | os.PathLike | None) -> Layout:
       '--config.data_dir=DIR.'
     )
   folders = {p.name: p for p in _visible(root) if p.is_dir()}
-  labeled, train = folders.get('labeled'), folders.get('train')
-  if train and not _folders(train) and len(folders) > 1:
-    train = None  # A class of vehicles.
-  given = [f'{p.name}/' for p in (labeled, train) if p]
-  table = root / _TABLE
-  if table.is_file():
-    given.append(table.name)
+  given = sources(root)
   if len(given) > 1:
+    names = [f'{p.name}/' if p.is_dir() else p.name for p in given]
     raise UserError(
-      f'{root} has labels in {" and in ".join(given)}; move all but one of '
-      f'them elsewhere, or name one alone. {_ACCEPTED.capitalize()}.'
+      f'{root} has labels in {" and in ".join(names)}; move all but one of '
+      f'them elsewhere, or name one alone; {_ACCEPTED}.'
     )
-  if table.is_file():
-    return _of_table(root, table)
-  return _of_folders(root, folders, labeled or train)
+  if given and given[0].name == TABLE:
+    return _of_table(root, given[0])
+  return _of_folders(root, folders, given[0] if given else None)
+
+
+def sources(root: pathlib.Path) -> list[pathlib.Path]:
+  """What gives labels in a folder, if not the folders of classes in it."""
+  labeled, train, table = root / 'labeled', root / 'train', root / TABLE
+  given = [labeled] if labeled.is_dir() else []
+  if train.is_dir() and _folders(train):  # Else of vehicles, or of a table.
+    given.append(train)
+  return [*given, table] if table.is_file() else given
 
 
 def _of_folders(root, folders, labeled):
   """Of class folders in `labeled`, or in `root` if that is None."""
-  tests = [folders[name] for name in _TEST if name in folders]
+  tests = [folders[name] for name in TESTS if name in folders]
   unlabeled = folders.get('unlabeled')
   used = [p for p in (labeled, unlabeled, *tests[:1]) if p]
   apart = {p.name: p for p in folders.values() if p not in (*used, *tests)}
@@ -106,12 +111,14 @@ def _of_folders(root, folders, labeled):
     test_part = _renumbered(test_part, names, class_names, labeled_part.place)
   words = [f'{labeled.name}/CLASS' if labeled else 'CLASS']
   unlabeled_part = Part('', [], [], {})
+  beside = labeled is not None and labeled.name == 'labeled'
+  if beside:
+    _refuse_twins(root, apart, class_names)
   if unlabeled:
     found = images.find(unlabeled, above)
     unlabeled_part = _without_labels(str(unlabeled), *found)
     words.append('unlabeled/')
-  elif labeled and labeled.name == 'labeled':
-    _refuse_twins(root, apart, class_names)
+  elif beside:
     found = images.find(root, [*above, *tests])
     if found.images:
       unlabeled_part = _without_labels(str(root), found.images, {})
@@ -144,7 +151,7 @@ def _of_classes(folder, classes, above):
 def _of_table(root, table):
   """Of a CSV file; images beside a labels.csv that it lacks have no label."""
   rows = labels_csv.read(table)
-  tests = [name for name in _TEST if any(row.split == name for row in rows)]
+  tests = [name for name in TESTS if any(row.split == name for row in rows)]
   train = [row for row in rows if row.split == 'train']
   labeled, class_names = _listed(root, table, [r for r in train if r.label])
   unlabeled, _ = _listed(root, table, [r for r in train if not r.label])
@@ -153,17 +160,34 @@ def _of_table(root, table):
     test, names = _listed(root, table, [r for r in rows if r.split == tests[0]])
     test = _renumbered(test, names, class_names, str(table))
   words = [table.name]
-  if table.name == _TABLE:
+  unused = [f'split {name}' for name in tests[1:]]
+  if table.name == TABLE:
     known = {os.path.normpath(root / row.path) for row in rows}
-    found = images.find(root).images
-    if beside := [p for p in found if os.path.normpath(p) not in known]:
+    is_new = lambda path: os.path.normpath(path) not in known
+    folders = [p for p in map(root.joinpath, TESTS) if p.is_dir()]
+    folders = [path for path in folders if _folders(path)]
+    if beside := [p for p in images.find(root, folders).images if is_new(p)]:
       together = sorted([*unlabeled.paths, *beside])
       unlabeled = _without_labels(str(root), together, unlabeled.skipped)
       words.append('the images it does not list')
-  if tests[1:]:
-    words.append(f'not used: split {" and ".join(tests[1:])}')
+    folders = [p for p in folders if any(map(is_new, images.find(p).images))]
+    if folders and not tests:
+      place = folders.pop(0)
+      _refuse_loose(place)
+      names, test = _of_classes(place, _folders(place), [root])
+      test = _renumbered(test, names, class_names, str(table))
+      found = zip(test.paths, test.labels, strict=True)
+      kept = [(path, label) for path, label in found if is_new(path)]
+      test = test._replace(
+        paths=[path for path, _ in kept], labels=[label for _, label in kept]
+      )
+      words.append(f'{place.name}/CLASS')
+    unused += [f'{path.name}/' for path in folders]
+  if unused:
+    words.append(f'not used: {messages.some(unused)}')
   parts = labeled, unlabeled, test
-  return Layout(root, ', '.join(words), class_names, parts)
+  name = '' if table.name == TABLE else table.name
+  return Layout(root, ', '.join(words), class_names, parts, name)
 
 
 def _listed(root, table, rows):

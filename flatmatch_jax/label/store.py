@@ -12,13 +12,13 @@ import pathlib
 import threading
 import unicodedata
 
-from flatmatch_jax.data import images
+from flatmatch_jax.data import images, layouts
 from flatmatch_jax.label.journal import LABELED, Action, Journal
 from flatmatch_jax.system import files, messages
 from flatmatch_jax.types import UserError
 
 _SOURCE = 'unlabeled'
-_APART = (LABELED, 'test')  # Folders of DIR whose images have labels.
+_APART = (LABELED, *layouts.TESTS)  # Folders of DIR whose images have labels.
 _MAX_NAME = 100  # Bytes of a class's name; file systems allow 255.
 
 
@@ -61,6 +61,7 @@ class Store:
         f'{folder} is not a folder; name the one with the images.'
       )
     self.links = 0
+    self._check_layout()
     if not any(self._find()) and not any(self._walk(self.root / LABELED)):
       raise UserError(
         f'{self.root} holds no images to label; put some there '
@@ -96,6 +97,25 @@ class Store:
     self._journal.close()
 
   # Looking.
+
+  def _check_layout(self):
+    """Training refuses labels from two places, or would leave one out."""
+    for place in layouts.sources(self.root):
+      if place.name == layouts.TABLE:
+        raise UserError(f'{place} has the labels; write new ones there.')
+      if place.name != LABELED:
+        raise UserError(
+          f'{place} has the labels, and new ones go to {LABELED}/; move its '
+          f'folders into {self.root / LABELED}.'
+        )
+    if (self.root / LABELED).exists() or not (self.root / _SOURCE).is_dir():
+      return
+    beside = self._walk(self.root, apart=(_SOURCE, *_APART))
+    if len(classes := {p.split('/')[0] for p in beside if '/' in p}) > 1:
+      raise UserError(
+        f'{self.root} has labels in {messages.some(sorted(classes))}, and new '
+        f'ones go to {LABELED}/; move those folders into it.'
+      )
 
   def _find(self):
     """Images without labels: in unlabeled/, or anywhere if there is none."""

@@ -32,6 +32,7 @@ class Advice(NamedTuple):
   to_label: list[Shown]  # Unlabeled images.
   suspects: list[Shown]  # Labeled images, with the guess against the label.
   num_labeled: int  # Images whose labels were looked at.
+  labeled_path: str  # Of one of them: it shows how the data give labels.
 
 
 def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
@@ -69,7 +70,8 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
     first = show(unlabeled[best], probs[best])
     second = opinions(second, labels, neighbours(known, new, probs))
   wrong = suspects(second, labels)[:SHOWN]
-  return Advice(first, show(labeled[wrong], second[wrong]), len(labeled))
+  doubtful = show(labeled[wrong], second[wrong])
+  return Advice(first, doubtful, len(labeled), _path(dataset, labeled[0]))
 
 
 def _path(dataset, row) -> str:
@@ -121,13 +123,18 @@ def thumbnails(pixels: np.ndarray) -> np.ndarray:
 
 
 def pixels_error(dataset: Dataset, split: dict, images, truth) -> float:
-  """Of logistic regression on thumbnails, in percent: what is easily had."""
+  """Of logistic regression on thumbnails, in percent: what is easily had.
+
+  Of all images, as the network's error, or chance would tell them apart.
+  """
   from sklearn.linear_model import LogisticRegression
 
   flat = lambda pixels: thumbnails(pixels).reshape(len(pixels), -1) / 255
   labeled = _draw(split['labeled'], _MOST_FITTED)
-  rows = _draw(np.arange(len(truth)), _MOST)
   model = LogisticRegression(max_iter=2000)
   model.fit(flat(dataset.train_images[labeled]), dataset.train_labels[labeled])
-  wrong = model.predict(flat(images[rows])) != np.asarray(truth)[rows]
-  return 100 * float(wrong.mean())
+  guesses = [
+    model.predict(flat(images[start : start + _MOST]))
+    for start in range(0, len(truth), _MOST)
+  ]
+  return 100 * float((np.concatenate(guesses) != np.asarray(truth)).mean())

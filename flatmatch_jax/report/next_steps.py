@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 
+from flatmatch_jax.data import layouts
 from flatmatch_jax.report import reproduce
 from flatmatch_jax.report.advice import Advice, Shown
 from flatmatch_jax.report.page import (
@@ -31,7 +32,7 @@ def section(
     return Html('')
   names = run.dataset['class_names']
   parts = [
-    labels_to_give(run, advice.to_label, names),
+    labels_to_give(run, advice, names),
     labels_to_check(run, advice, names),
     confused(found, names) if found else measure(run),
     again(run),
@@ -40,7 +41,8 @@ def section(
   return tag('ol', *[tag('li', step) for step in steps], class_='steps')
 
 
-def labels_to_give(run, images: list[Shown], names) -> Html:
+def labels_to_give(run, advice: Advice, names) -> Html:
+  images = advice.to_label
   if not images:
     return Html('')
   words = [
@@ -55,7 +57,7 @@ def labels_to_give(run, images: list[Shown], names) -> Html:
     tag('h3', f'Label these {len(images)} images first'),
     note(text),
     gallery(images, words),
-    _command(_label(run)) if run.config['dataset'] == 'folder' else '',
+    _label(run, advice) if run.config['dataset'] == 'folder' else '',
   )
 
 
@@ -160,16 +162,28 @@ def _command(*lines: str) -> Html:
   return scrolling('commands', tag('pre', '\n'.join(lines)))
 
 
-def _label(run):
-  words = ['python', '-m', 'flatmatch_jax.label', run.config['data_dir']]
-  return shlex.join([*words, '--workdir', str(run.files.path)])
+def _label(run, advice: Advice) -> Html:
+  """How, in the layout of the data: the command would begin another."""
+  root = pathlib.Path(run.config['data_dir']).expanduser()
+  if (table := _table(root)).is_file():
+    return note(f'Write their paths and labels into {table}.')
+  if not advice.labeled_path.startswith('labeled/'):
+    train = 'train/' if advice.labeled_path.startswith('train/') else ''
+    return note(f'Move each to its class, {root}/{train}CLASS/.')
+  words = ['python', '-m', 'flatmatch_jax.label', str(root)]
+  return _command(shlex.join([*words, '--workdir', str(run.files.path)]))
+
+
+def _table(root: pathlib.Path) -> pathlib.Path:
+  """Where the labels are, if it is there."""
+  return root if root.suffix.lower() == '.csv' else root / layouts.TABLE
 
 
 def _move(run, shown: Shown, names) -> str:
-  """From the folder of its class to that of the guess; '' if it is no file."""
-  if not shown.path.startswith('labeled/'):
+  """From the folder of its class to that of the guess; '' if that is not it."""
+  root = pathlib.Path(run.config['data_dir']).expanduser()
+  if not shown.path.startswith('labeled/') or _table(root).is_file():
     return ''
-  root = pathlib.Path(run.config['data_dir'])
   target = root / 'labeled' / names[shown.guess]
   return shlex.join(['mv', '-n', str(root / shown.path), f'{target}/'])
 

@@ -345,6 +345,28 @@ def test_what_is_no_longer_wanted_goes(root, decoded):
   ]
 
 
+def test_tables_leave_the_archives_of_others(root, decoded):
+  paths = root.glob('test/**/*.png'), root.glob('labeled/**/*.png')
+  for name, chosen in zip(('a.csv', 'b.csv'), paths, strict=True):
+    found = [path.relative_to(root) for path in chosen]
+    rows = [f'{path},{path.parts[1]}' for path in found]
+    (root / name).write_text('\n'.join(['path,label', *rows]))
+  for _ in range(2):
+    for table in ('a.csv', 'b.csv'):
+      load(root / table)
+    assert len(decoded) == 7
+  load(root)  # What they have is not decoded again.
+  assert len(decoded) == 11
+
+
+def test_an_archive_that_another_run_removes_is_passed_over(root, decoded):
+  load(root)
+  # It is in the list of files, and not there.
+  (root / cache.FOLDER / '8x8x3-.npz').symlink_to('nowhere')
+  load(root)
+  assert len(decoded) == 11
+
+
 def test_leftovers_of_killed_runs_go_after_a_day(root):
   load(root)
   leftover = root / cache.FOLDER / '8x8x3-0.npz.1.tmp'

@@ -121,6 +121,34 @@ def test_a_table_in_the_folder_labels_some_of_its_images(photos, capsys):
   assert len(load(photos / 'labels.csv')[1]) == 7
 
 
+def test_a_table_beside_test_folders_is_tested_on_them(photos, capsys):
+  rows = [row for row in ROWS[:-2] if row[1]]
+  (photos / 'photos' / '30.png').unlink()
+  (photos / 'photos' / '31.png').unlink()
+  save_classes(photos / 'test', [*TESTS[:1], 40], TESTS[1:])
+  write(photos / 'labels.csv', [*rows, ('test/cat/40.png', 'cat', '')])
+  names, train, *others = load(photos)
+  assert (names, *others[::2]) == (EXPECTED[0], [30, 31], [0, 1])
+  assert train == [*CATS, *DOGS, 40, *REST]
+  assert 'Read labels.csv, the images it does not list, test/CLASS: ' in (
+    capsys.readouterr().err
+  )
+  write(photos / 'labels.csv', [*rows, ('test/cat/30.png', 'cat', 'val')])
+  assert load(photos)[2] == [30]
+  assert ', not used: test/: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('more', [(), REST])
+def test_a_table_of_images_in_train(tmp_path, more):
+  """As a download has them, perhaps with a test set without labels."""
+  save_all(tmp_path / 'train', (*CATS, *DOGS))
+  save_all(tmp_path / 'test', more)
+  names = {'cat': CATS, 'dog': DOGS}
+  rows = [(f'train/{v}.png', n) for n in names for v in names[n]]
+  write(tmp_path / 'labels.csv', rows, 'path,label')
+  assert load(tmp_path)[1] == [*CATS, *DOGS, *more]
+
+
 def test_other_sets_are_named_and_not_used(tmp_path, capsys):
   save_classes(tmp_path / 'train')
   save_classes(tmp_path / 'test')
@@ -207,6 +235,11 @@ def twins(root):
   save_all(root / 'cat')
 
 
+def twins_of_labeling(root):
+  twins(root)
+  save_all(root / 'unlabeled')
+
+
 def loose_test(root):
   save_classes(root / 'train')
   save_all(root / 'test')
@@ -219,11 +252,13 @@ def loose_test(root):
     (only_images, 'have no labels. Give some with python -m flatmatch_jax.lab'),
     (only_unlabeled, 'have no labels. Give some with python -m flatmatch_jax'),
     (two_sources, 'has labels in labeled/ and in train/; move all but one'),
+    (two_sources, 'name one alone; accepted are labeled/CLASS/* with'),
     (table_and_folders, 'has labels in labeled/ and in labels.csv; move'),
     (loose_among_classes, 'x.jpg lies beside the folders of classes'),
     (wrapped, 'If they are inside, name it: --config.data_dir='),
     (twice_sorted, '2023, 2024 or, in each of them, cat, dog could be the'),
     (twins, 'has cat/ and labeled/cat/: do the images of the first have'),
+    (twins_of_labeling, 'has cat/ and labeled/cat/: do the images of the'),
     (loose_test, '20.png lies directly in test/, so its class is unknown'),
   ],
 )

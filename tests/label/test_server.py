@@ -182,7 +182,7 @@ def test_a_text_that_is_called_an_image(fresh):
   assert (status, b'not one of PNG' in content) == (404, True)
   _, found = fresh.ask('show')
   assert found['unreadable'] == [
-    'text.jpg (not one of PNG, JPEG, WEBP, BMP, GIF, TIFF)'
+    'text.jpg (not one of PNG, JPEG, WEBP, BMP, GIF, TIFF, HEIC)'
   ]
   assert found['pending'] == 8
 

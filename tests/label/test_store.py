@@ -175,7 +175,8 @@ def test_class_names_that_are_one(store):
 
 
 def test_images_lie_anywhere_if_there_is_no_unlabeled(tmp_path):
-  for name in ('x.png', 'in/y.JPG', 'labeled/cat/z.png', 'test/cat/t.png'):
+  tests = [f'{x}/cat/t.png' for x in ('test', 'val', 'valid', 'validation')]
+  for name in ('x.png', 'in/y.JPG', 'labeled/cat/z.png', *tests):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
   for name in ('.hidden.png', 'in/text.txt', '.flatmatch_jax/8.png'):
@@ -188,6 +189,25 @@ def test_images_lie_anywhere_if_there_is_no_unlabeled(tmp_path):
   give(store, 'cat', 0)
   assert (tmp_path / 'labeled/cat/in/y.JPG').is_file()
   store.close()
+
+
+@pytest.mark.parametrize(
+  ('names', 'words'),
+  [
+    (
+      ['train/cat/a.jpg'],
+      'train has the labels, and .* into .*/labeled.',
+    ),
+    (['labels.csv'], 'labels.csv has the labels; write new ones there'),
+    (['cat/a.jpg', 'dog/a.jpg'], 'has labels in cat, dog, and .* move those'),
+  ],
+)
+def test_labels_from_another_place_are_not_mixed(folder, names, words):
+  for name in names:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).touch()
+  with pytest.raises(UserError, match=words):
+    Store(folder)
 
 
 @pytest.mark.parametrize('name', ['nothing', 'text.txt', 'empty'])

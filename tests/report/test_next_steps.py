@@ -97,6 +97,7 @@ def test_advice_finds_wrong_labels_and_images_of_doubt(dataset):
     'labeled/x/20.png': (0, 1),
   }
   assert found.num_labeled == 3 * GROUP
+  assert found.labeled_path == 'labeled/x/0.png'
 
 
 def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(
@@ -141,11 +142,12 @@ def test_arrays_name_their_rows(dataset):
   assert found.suspects[0].path in ('labeled_images[3]', 'labeled_images[20]')
 
 
-def test_pixels_are_a_baseline(dataset):
+def test_pixels_are_a_baseline(dataset, monkeypatch):
   """Logistic regression tells the stripes, and their labels are two wrong."""
   rows = np.arange(0, 36, 2)
   labels = dataset.train_labels[rows].copy()
   labels[:3] = (labels[:3] + 1) % 3
+  monkeypatch.setattr(advice, '_MOST', 4)  # At a time.
   error = advice.pixels_error(
     dataset, SPLIT, dataset.train_images[rows], labels
   )
@@ -164,6 +166,7 @@ ADVICE = Advice(
   [shown('unlabeled/a $b.png'), shown('unlabeled/c.png')],
   [shown('labeled/cat/d e.png', label=0), shown("labeled/cat/'f.png", label=0)],
   36,
+  'labeled/cat/d e.png',
 )
 
 
@@ -202,6 +205,30 @@ def test_page_ends_with_what_to_do_next(make_run):
   assert (
     f"flatmatch_jax.label '/my photos' --workdir {run.files.path}" in page.text
   )
+
+
+@pytest.mark.parametrize(
+  ('place', 'path', 'words'),
+  [
+    ('mine.csv', 'labeled/a.png', 'paths and labels into {}/mine.csv.'),
+    ('', 'x/a.png', 'paths and labels into {}/labels.csv.'),
+    ('folder', 'train/cat/a.png', 'to its class, {}/folder/train/CLASS/.'),
+    ('folder', 'cat/a.png', 'to its class, {}/folder/CLASS/.'),
+  ],
+)
+def test_labels_are_to_be_given_as_the_layout_has_them(
+  make_run, tmp_path, place, path, words
+):
+  for name in ('mine.csv', 'labels.csv'):
+    (tmp_path / name).touch()
+  run = make_run(data_dir=str(tmp_path / place))
+  page = next_steps.labels_to_give(
+    run, ADVICE._replace(labeled_path=path), NAMES
+  )
+  assert words.format(tmp_path) in page
+  assert 'flatmatch_jax.label' not in page
+  page = next_steps.labels_to_check(run, ADVICE, NAMES)
+  assert ('mv -n' in page) == (place == 'folder')
 
 
 def test_confused_classes_are_those_of_most_mistakes(make_run):
