@@ -52,9 +52,9 @@ def fit(
     method: any of docs/settings.md, such as 'freematch' or 'supervised'.
     steps: of 16 labeled and 64 unlabeled images each.
     seed: of the weights and of all that is drawn.
-    workdir: folder of the run, which `load` and all commands read. The same
-      call resumes what was interrupted, and loads what is finished. By default
-      a temporary one.
+    workdir: folder of the run on a disk, which `load` and all commands read.
+      The same call resumes what was interrupted, and loads what is finished. By
+      default a temporary one.
     **fields: any other field of docs/settings.md, such as flip=False,
       model='wrn_28_2' or recipe_args={'rho': 0.1}.
   """
