@@ -28,7 +28,7 @@ from flatmatch_jax.types import UserError
 
 TOLERANCE = 1e-3  # Of a probability; float32 in another order makes 1e-5.
 _IMAGES = 256  # At most, for the check.
-_PATHS = ('data_dir', 'labels_file', 'pretrained')
+_PATHS = ('data_dir', 'labels_file', 'pretrained', 'compilation_cache')
 
 
 def main():
@@ -96,7 +96,7 @@ def export(args) -> None:
     lambda suffix: make(run, trained, suffix, images, what)
   )
   if args.out:
-    path = pathlib.Path(args.out)
+    path = files.to_path(args.out)
     content, description = make_one(path.suffix.lower())
     # First, so that a file is never without what describes it.
     beside = exported.description_of(path)

@@ -273,10 +273,11 @@ def saved_steps(folder: pathlib.Path) -> list[int]:
 
   On a disk that has another name; in a bucket it lacks a last object.
   """
-  found = folder.glob('[0-9]*')
-  if buckets.holds(folder):
+  if not buckets.holds(folder):
+    found = list(folder.glob('[0-9]*'))
+  else:
     with buckets.reading(folder):
-      found = (path.parent for path in folder.glob(f'*/{COMMITTED}'))
+      found = [path.parent for path in folder.glob(f'*/{COMMITTED}')]
   return sorted(int(path.name) for path in found if path.name.isdigit())
 
 

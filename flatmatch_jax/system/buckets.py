@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import re
@@ -163,6 +164,15 @@ def _store(folder: str):
   ).result()
 
 
+def _parse(content: bytes) -> tuple[str, float]:
+  """Who holds a lease and until when; nobody, if it is none that we know."""
+  try:
+    there = json.loads(content)
+    return str(there['holder']), float(there['expires'])
+  except (ValueError, TypeError, KeyError):
+    return '', 0.0
+
+
 class Lease:
   """Holds a folder for this process, as long as it lives, by an object in it.
 
@@ -188,13 +198,9 @@ class Lease:
     self._thread.start()
 
   def _refuse(self, content):
-    try:
-      there = json.loads(content)
-      holder, left = there['holder'], there['expires'] - time.time()
-    except (ValueError, TypeError, KeyError):
-      return  # Nobody's that we know.
-    if left > 0:
-      at = time.strftime('%H:%M:%S UTC', time.gmtime(there['expires']))
+    holder, expires = _parse(content)
+    if (left := expires - time.time()) > 0:
+      at = time.strftime('%H:%M:%S UTC', time.gmtime(expires))
       raise self._taken(
         f'{holder.rpartition(" ")[0]}. If that run was killed, its lease '
         f'expires at {at}, in {left:.0f} s'
@@ -208,19 +214,23 @@ class Lease:
 
   def _renew(self) -> bool:
     """Whether it is ours, for another while."""
-    began = time.monotonic()
-    content = {'holder': self._holder, 'expires': time.time() + LEASE}
-    text = json.dumps(content).encode()
+    began, expires = time.monotonic(), time.time() + LEASE
+    content = {'holder': self._holder, 'expires': expires}
     stamp = self._store.write(
-      self._path.name, text, if_equal=self._generation
+      self._path.name,
+      json.dumps(content).encode(),
+      if_equal=self._generation,
     ).result()
     if not stamp.generation:
-      # Or the answer to a first attempt was lost.
       found = _read(self._path)
-      if found.value != text:
+      if _parse(found.value)[0] != self._holder:
+        self._renewed = -math.inf  # So that `check` finds it, too.
         return False
-      stamp = found.stamp
-    self._generation, self._renewed = stamp.generation, began
+      # It was us: the answer to an attempt, of now or before, was lost.
+      self._generation = found.stamp.generation
+      return self._renew()
+    self._generation = stamp.generation
+    self._renewed, self._expires = began, expires
     return True
 
   def _keep(self):
@@ -232,7 +242,9 @@ class Lease:
   def check(self) -> None:
     """Raises UserError if another process took it while this one paused."""
     with self._mutex:
-      if time.monotonic() - self._renewed < 2 * _RENEW or self._renew():
+      is_new = time.monotonic() - self._renewed < 2 * _RENEW
+      # While the machine is suspended, only this clock goes on.
+      if (is_new and time.time() < self._expires) or self._renew():
         return
     raise UserError(
       f'{self._path.parent} was taken by another process, because this one '

@@ -51,7 +51,8 @@ def errors_only(name: str) -> Iterator[None]:
   not need, or its own deprecated calls."""
   logger = logging.getLogger(name)
   level = logger.level
-  logger.setLevel(max(level, logging.ERROR))
+  # Under absl's `app.run` that is the root's, by which we silence Orbax.
+  logger.setLevel(max(logger.getEffectiveLevel(), logging.ERROR))
   try:
     yield
   finally:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 from flatmatch_jax import data
 from flatmatch_jax.data import arrays as arrays_lib
 from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.system import buckets
 from flatmatch_jax.system import files as files_lib
 from flatmatch_jax.training import classifier, common, loop
 from flatmatch_jax.training import config as config_lib
@@ -50,12 +52,17 @@ def fit(
     method: any of docs/settings.md, such as 'freematch' or 'supervised'.
     steps: of 16 labeled and 64 unlabeled images each.
     seed: of the weights and of all that is drawn.
-    workdir: folder of the run, which `load` and all commands read. The same
-      call resumes what was interrupted, and loads what is finished. By default
-      a temporary one.
+    workdir: folder of the run on a disk, which `load` and all commands read.
+      The same call resumes what was interrupted, and loads what is finished. By
+      default a temporary one.
     **fields: any other field of docs/settings.md, such as flip=False,
       model='wrn_28_2' or recipe_args={'rho': 0.1}.
   """
+  if workdir is not None and buckets.holds(workdir):
+    raise UserError(
+      f'fit cannot keep its arrays in {workdir}; use a folder on a disk as its '
+      'workdir, and copy it when it is done.'
+    )
   given: dict[str, Any] = {
     'labeled_images': labeled_images,
     'labeled_labels': labels,
@@ -80,9 +87,11 @@ def fit(
       closing.callback(shutil.rmtree, workdir, ignore_errors=True)
     files = Workdir(os.fspath(workdir))
     files.check_config(config)
-    config.data_dir = _keep(files, arrays, dataset)
+    _check_data(files, dataset)
+    config.data_dir = str(files.path / _FILE)
+    prepare = functools.partial(_keep, files, arrays, dataset)
     try:
-      loop.train_and_evaluate(config, str(files.path))
+      loop.train_and_evaluate(config, str(files.path), prepare)
     except SystemExit as end:
       if end.code != 128 + signal.SIGINT:
         raise
@@ -107,6 +116,7 @@ def _make_config(dataset, method, seed, fields):
   )
   common.set_own(config, min(dataset.train_images.shape[1:3]))
   config.data_dir, config.probe_every = _FILE, 0
+  config.compilation_cache = ''  # The process, and its JAX, are the caller's.
   for name, value in fields.items():
     check_known('argument of fit', name, config)
     try:
@@ -123,9 +133,8 @@ def _make_config(dataset, method, seed, fields):
   return config
 
 
-def _keep(files: Workdir, arrays, dataset) -> str:
-  """Puts the arrays beside the run, where all commands find its data."""
-  path = files.path / _FILE
+def _check_data(files: Workdir, dataset) -> None:
+  """Raises UserError if the folder belongs to a run on other arrays."""
   if files.has_steps():
     there = files.read('dataset.json').get('fingerprint')
     if there != data.fingerprint(dataset):
@@ -133,9 +142,12 @@ def _keep(files: Workdir, arrays, dataset) -> str:
         f'{files.path} holds a run on other arrays; use another workdir, or '
         'the same arrays to resume.'
       )
+
+
+def _keep(files: Workdir, arrays, dataset) -> None:
+  """Puts the arrays beside the run, where all commands find its data."""
+  _check_data(files, dataset)  # Again: another may have trained meanwhile.
+  path = files.path / _FILE
   if not path.exists() or not files.has_steps():
-    with files_lib.writing(path):
-      files.path.mkdir(parents=True, exist_ok=True)
-      with files_lib.replacing(path) as file:
-        np.savez(file, **arrays)
-  return str(path)
+    with files_lib.writing(path), files_lib.replacing(path) as file:
+      np.savez(file, **arrays)

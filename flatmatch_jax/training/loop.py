@@ -1,5 +1,6 @@
 """Training: one loop, read from top to bottom, for one run or for several."""
 
+from collections.abc import Callable
 import contextlib
 import functools
 import math
@@ -36,8 +37,13 @@ from flatmatch_jax.types import TrainState
 _IMPORT_SECONDS = time.perf_counter() - flatmatch_jax.IMPORT_BEGAN
 
 
-def train_and_evaluate(config, workdir: str) -> TrainState:
-  """Trains to `config.steps` from where `workdir` stands."""
+def train_and_evaluate(
+  config, workdir: str, prepare: Callable[[], None] = lambda: None
+) -> TrainState:
+  """Trains to `config.steps` from where `workdir` stands.
+
+  `prepare` is called before, when no other process trains there.
+  """
   config_lib.check(config)
   config_lib.check_loops(config)
   files = Workdir(workdir)
@@ -50,6 +56,8 @@ def train_and_evaluate(config, workdir: str) -> TrainState:
     return load.load_run(files).state
   first = distributed.is_first()  # It holds the lock for all.
   with files.lock() if first else contextlib.nullcontext():
+    if first:
+      prepare()
     return train_in(files, config)
 
 

@@ -242,7 +242,11 @@ def test_an_unfinished_run_is_exported_with_a_note(call, tmp_path):
   """In float32, and without the folders of its user."""
   home = tmp_path / 'secret'
   run = make_run(
-    tmp_path / 'run', steps=3, dtype='bfloat16', data_dir=f'{home}/data'
+    tmp_path / 'run',
+    steps=3,
+    dtype='bfloat16',
+    data_dir=f'{home}/data',
+    compilation_cache=f'{home}/compiled',
   )
   out = tmp_path / 'model.stablehlo'
   code, _, stderr = call('--workdir', run, '--out', out)

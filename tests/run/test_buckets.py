@@ -1,7 +1,9 @@
 """Runs in a bucket: gs://bucket/…, of a server on this machine."""
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,8 +19,9 @@ import pytest
 import runs
 
 from flatmatch_jax import analyze, evaluate, predict, sweep
+from flatmatch_jax.export import __main__ as export
 from flatmatch_jax.report import __main__ as report
-from flatmatch_jax.run.workdir import Workdir
+from flatmatch_jax.run.workdir import Workdir, saved_steps
 from flatmatch_jax.system import buckets, cli, files
 from flatmatch_jax.training import loop
 from flatmatch_jax.types import UserError
@@ -211,6 +214,8 @@ def test_commands_take_a_bucket(
   assert call(evaluate, '--workdir', url) == call(evaluate, '--workdir', folder)
   here = call(predict, '--workdir', folder, image)
   call(predict, '--workdir', url, image, '--out', out)
+  exported = 'gs://bucket/run/model.safetensors'
+  call(export, '--workdir', url, '--out', exported)
   call(analyze, '--workdir', url, '--what', 'convergence')
   said = call(report, '--workdir', url)
   assert said == 'The report is in gs://bucket/run/report.html\n'
@@ -219,6 +224,8 @@ def test_commands_take_a_bucket(
   assert (
     found['evaluation.json'] == (finished[0] / 'evaluation.json').read_bytes()
   )
+  model = hashlib.sha256(found['model.safetensors']).hexdigest()
+  assert json.loads(found['model.safetensors.json'])['sha256'] == model
   assert found['analysis/convergence.png'].startswith(b'\x89PNG')
   assert b'Convergence' in found['report.html']
   upload(bucket, finished, 'others/a')
@@ -303,6 +310,12 @@ def test_events_of_tensorboard_are_put_whole(bucket):
   assert '.lock' not in bucket.contents('run')
 
 
+def test_checkpoints_that_cannot_be_listed_are_one_line(bucket):
+  bucket.fail(403)
+  with pytest.raises(UserError, match=r'Cannot read gs://bucket/run/check'):
+    saved_steps(Workdir('gs://bucket/run').checkpoints)
+
+
 # Leases.
 
 
@@ -348,12 +361,34 @@ def test_lease_is_renewed(bucket, path, monkeypatch):
   assert not bucket.contents()
 
 
-def test_paused_process_finds_its_lease_taken(bucket, path, monkeypatch):
-  monkeypatch.setattr(buckets, 'LEASE', 0)
+def test_lease_whose_renewal_was_not_answered_is_held(bucket, path):
+  lease = buckets.Lease(path, 'first')
+  bucket.fail('lost', method='POST')
+  with pytest.raises(ValueError, match='retry attempts failed'):
+    lease._renew()
+  bucket.heal()
+  lease._renewed = -math.inf
+  lease.check()
+  lease.release()
+  assert not bucket.contents()
+
+
+@pytest.mark.parametrize(
+  'pause',
+  [
+    lambda lease: setattr(lease, '_renewed', -math.inf),
+    # In suspend only the one clock goes on.
+    lambda lease: setattr(lease, '_expires', 0),
+    lambda lease: lease._renew(),  # As its thread finds.
+  ],
+  ids=['stopped', 'suspended', 'found'],
+)
+def test_paused_process_finds_its_lease_taken(bucket, path, pause):
   paused = buckets.Lease(path, 'paused')
-  monkeypatch.undo()
-  taken = buckets.Lease(path, 'second')  # It was expired.
-  monkeypatch.setattr(paused, '_renewed', 0)
+  expired = json.loads(bucket.contents('run')['x']) | {'expires': 0}
+  bucket.put('run/x', json.dumps(expired).encode())
+  taken = buckets.Lease(path, 'second')
+  pause(paused)
   there = bucket.contents()
   with pytest.raises(UserError, match='was taken by another process'):
     paused.check()

@@ -14,7 +14,7 @@ import pytest
 from flatmatch_jax.run import checkpoint
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.checksum import checksums
-from flatmatch_jax.system import sharding
+from flatmatch_jax.system import messages, sharding
 from flatmatch_jax.types import UserError
 
 ERRORS = {1: 9.0, 2: 5.0, 3: 7.0, 4: 8.0}  # Steps 2, 3 and 4 are kept.
@@ -106,6 +106,15 @@ def test_a_step_without_an_error_is_no_cause_to_warn(tmp_path, monkeypatch):
     assert logger.level == number
   logger.setLevel(level)
   assert lines == []
+
+
+def test_what_is_silenced_by_the_root_stays_so(monkeypatch):
+  """As under absl's `app.run`, for which Orbax's logger has no level."""
+  logger = logging.getLogger('of a library')
+  monkeypatch.setattr(logging.root, 'level', logging.CRITICAL)
+  with messages.errors_only(logger.name):
+    assert not logger.isEnabledFor(logging.ERROR)
+  assert logger.level == logging.NOTSET
 
 
 # Checksums.

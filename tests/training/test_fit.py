@@ -10,6 +10,7 @@ import pytest
 
 import flatmatch_jax
 from flatmatch_jax.run import progress
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.types import UserError
 
 pytestmark = pytest.mark.usefixtures('tiny_network', 'compiled')
@@ -67,6 +68,7 @@ def test_fit_is_a_run_that_all_commands_read(finished):
   )
   config = json.loads((workdir / 'config.json').read_text())
   assert (config['dataset'], config['seed'], config['steps']) == ('npz', 3, 6)
+  assert not config['compilation_cache']  # JAX stays as its caller set it.
   with np.load(config['data_dir']) as file:
     np.testing.assert_array_equal(file['test_images'], images)
   result = json.loads((workdir / 'result.json').read_text())
@@ -114,6 +116,13 @@ def test_a_workdir_holds_one_run(finished, arrays, options, named):
   assert (workdir / 'data.npz').read_bytes() == before
 
 
+def test_arrays_of_a_run_that_just_began_stay(tmp_path):
+  (tmp_path / 'data.npz').write_bytes(b'of the other')
+  with Workdir(tmp_path).lock(), pytest.raises(UserError, match='is in use'):
+    flatmatch_jax.fit(**make_arrays(), **OPTIONS, workdir=tmp_path)
+  assert (tmp_path / 'data.npz').read_bytes() == b'of the other'
+
+
 def test_a_temporary_workdir_is_removed(tmp_path, monkeypatch):
   """Colour, without a test; names of classes are those given."""
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
@@ -159,6 +168,7 @@ IMAGES = make_arrays()['labeled_images']
     (change(recipe_args={'rho_': 1}), ['recipe_args', "'rho_'"]),
     (change(recipe_args=3), ['recipe_args=3', 'docs/settings.md']),
     (change(method='freematch,labels=3'), ["'freematch,labels=3'"]),
+    (change(workdir='gs://b/run'), ['gs://b/run', 'a folder on a disk']),
   ],
 )
 def test_wrong_input_is_one_line(wrong, named, tmp_path):
