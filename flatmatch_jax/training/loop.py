@@ -160,7 +160,7 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
           phases.done('estimate')
           # Compiled now, not when they are first called.
           sharding.settle(engine.look(state, 0))
-          if config.probe_every:
+          if probes_are_due(config, step):
             sharding.settle(engine.probe(state, 0, runs[0].unseen))
           progress.start()
           phases.done('compile measurements')
@@ -231,6 +231,12 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
   if signal:  # It came in the last step; a sweep has others to train.
     stop(signal, config.steps)
   return state
+
+
+def probes_are_due(config, step: int) -> bool:
+  """Whether a run measures sharpness at `step` or later."""
+  every = config.probe_every
+  return every > 0 and config.steps // every > (step - 1) // every
 
 
 def still_live(live, runs, engine, step, metrics) -> list[int]:
