@@ -24,7 +24,9 @@ from flatmatch_jax.types import UserError, check_known
 
 
 def main():
-  parser = cli.Parser(description='Analyses of runs.')
+  parser = cli.Parser(
+    prog='python -m flatmatch_jax.analyze', description='Analyses of runs.'
+  )
   parser.add_argument(
     '--workdir', required=True, nargs='+', help='folders of runs'
   )

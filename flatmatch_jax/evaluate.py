@@ -34,7 +34,9 @@ def describe(step, found, names, which) -> str:
 
 
 def main():
-  parser = cli.Parser(description='Test error of a run.')
+  parser = cli.Parser(
+    prog='python -m flatmatch_jax.evaluate', description='Test error of a run.'
+  )
   parser.add_argument('--workdir', required=True, help='folder of the run')
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'

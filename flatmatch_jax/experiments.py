@@ -142,7 +142,8 @@ def _exa(number):
 
 def main():
   parser = cli.Parser(
-    description="The paper's tables as commands; without a table, their names."
+    prog='python -m flatmatch_jax.experiments',
+    description="The paper's tables as commands; without a table, their names.",
   )
   parser.add_argument('table', nargs='*', help=f'{", ".join(TABLES)} or all')
   parser.add_argument(

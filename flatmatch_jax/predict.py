@@ -22,6 +22,7 @@ from tqdm import tqdm
 from flatmatch_jax.data import images
 from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.training import classifier as classifier_lib
+from flatmatch_jax.training import load
 from flatmatch_jax.training.classifier import BATCH, Classifier
 from flatmatch_jax.types import UserError
 
@@ -116,7 +117,10 @@ class Table:
 
 
 def main():
-  parser = cli.Parser(description='Classifies image files.')
+  parser = cli.Parser(
+    prog='python -m flatmatch_jax.predict',
+    description='Classifies image files.',
+  )
   model = parser.add_mutually_exclusive_group(required=True)
   model.add_argument('--workdir', help='folder of the run')
   model.add_argument(
@@ -140,11 +144,20 @@ def main():
   paths, others = look_at(args.paths)
   if args.out:
     files.check_target('--out', args.out)
+    if pathlib.Path(args.out).suffix.lower() not in ('.csv', '.jsonl'):
+      raise UserError(
+        f'--out {args.out} must end with .csv or .jsonl, which chooses the '
+        'format.'
+      )
   classifier = classifier_lib.load(args.workdir or args.model, args.checkpoint)
+  about = classifier.about
+  if 'steps' in about and args.checkpoint == 'latest':  # Of a run.
+    load.warn_unfinished(about['step'], about['steps'], 'Predict')
   table = Table(classifier.class_names, args.top, args.probabilities)
   if others:
     named = [f'{path} ({why})' for path, why in others.items()]
-    messages.say(f'Skipped {len(named)} other files: {messages.some(named)}.')
+    count = messages.count(len(named), 'other file')
+    messages.say(f'Skipped {count}: {messages.some(named)}.')
   # Rows on the same screen would tear the bar.
   shows = sys.stderr.isatty() and (args.out or not sys.stdout.isatty())
   bar = tqdm(

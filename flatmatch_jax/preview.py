@@ -27,7 +27,10 @@ def _config(name):
 
 
 def main():
-  parser = cli.Parser(description='A picture of augmentations.')
+  parser = cli.Parser(
+    prog='python -m flatmatch_jax.preview',
+    description='A picture of augmentations.',
+  )
   parser.add_argument('--config', default='configs/digits.py')
   parser.add_argument('--data_dir', help='TFDS folder')
   parser.add_argument('--out', required=True, help='PNG file')

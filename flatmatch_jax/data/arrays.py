@@ -86,6 +86,11 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Dataset:
         f'are {len(class_names)} classes; count labels from 0'
       )
   counts = np.bincount(labels['labeled'], minlength=len(class_names))
+  if not counts[0] and 'class_names' not in arrays:
+    raise ValueError(
+      f'labeled_labels run from {labels["labeled"].min()} to '
+      f'{labels["labeled"].max()}; count labels from 0'
+    )
   if not counts.all():
     raise ValueError(
       f'class {counts.argmin()} ({class_names[counts.argmin()]}) has no '

@@ -104,10 +104,17 @@ def balanced(
   if number <= 0 or number % num_classes:
     raise UserError(
       f'Number of labels {number} must be a positive multiple of the '
-      f'{num_classes} classes; choose one, or {ALL} for all labels.'
+      f'{num_classes} classes; choose {nearest(number, num_classes)}, or '
+      f'{ALL} for all labels.'
     )
   need = np.full(num_classes, number // num_classes)
   return _draw(labels, need, np.random.RandomState(seed), names)
+
+
+def nearest(number: int, num_classes: int) -> str:
+  """The multiples of `num_classes` around a number that is none: '4 or 8'."""
+  below = max(number // num_classes, 0) * num_classes
+  return ' or '.join(str(n) for n in (below, below + num_classes) if n)
 
 
 def long_tailed(

@@ -85,12 +85,8 @@ def export(args) -> None:
   run = Workdir(args.workdir)
   trained = load.load_trained(run, args.checkpoint)
   runtime = args.page and web.find(args.onnxruntime_web)
-  steps = trained.config.steps
-  if trained.step < steps and args.checkpoint == 'latest':
-    messages.say(
-      f'The run has not ended: this is its step {trained.step:,} of {steps:,}. '
-      'Export it again when it has.'
-    )
+  if args.checkpoint == 'latest':
+    load.warn_unfinished(trained.step, trained.config.steps, 'Export')
   images, what = choose_images(run, trained, args.images)
   make_one = functools.cache(
     lambda suffix: make(run, trained, suffix, images, what)

@@ -17,7 +17,9 @@ from flatmatch_jax.types import UserError
 
 
 def main():
-  parser = cli.Parser(description='A page about runs.')
+  parser = cli.Parser(
+    prog='python -m flatmatch_jax.report', description='A page about runs.'
+  )
   parser.add_argument(
     '--workdir', required=True, nargs='+', help='folders of runs'
   )

@@ -1,5 +1,7 @@
 """What to do next with the user's own images, and the commands for it."""
 
+import itertools
+import os
 import pathlib
 import shlex
 
@@ -78,7 +80,8 @@ def labels_to_check(run, advice: Advice, names) -> Html:
     )
     for shown in advice.suspects
   ]
-  commands = [_move(run, shown, names) for shown in advice.suspects]
+  taken: set[str] = set()
+  commands = [_move(run, shown, names, taken) for shown in advice.suspects]
   these = 'these look' if len(commands) > 1 else 'this looks'
   return join(
     title,
@@ -179,13 +182,23 @@ def _table(root: pathlib.Path) -> pathlib.Path:
   return root if root.suffix.lower() == '.csv' else root / layouts.TABLE
 
 
-def _move(run, shown: Shown, names) -> str:
-  """From the folder of its class to that of the guess; '' if that is not it."""
+def _move(run, shown: Shown, names, taken: set[str]) -> str:
+  """From the folder of its class to that of the guess; '' if that is not it.
+
+  The file gets a free name there, which joins those that are `taken`.
+  """
   root = pathlib.Path(run.config['data_dir']).expanduser()
   if not shown.path.startswith('labeled/') or _table(root).is_file():
     return ''
-  target = root / 'labeled' / names[shown.guess]
-  return shlex.join(['mv', '-n', str(root / shown.path), f'{target}/'])
+  plain = root / 'labeled' / names[shown.guess] / pathlib.Path(shown.path).name
+  numbered = (
+    plain.with_name(f'{plain.stem}-{number}{plain.suffix}')
+    for number in itertools.count(2)
+  )
+  targets = map(str, itertools.chain([plain], numbered))
+  free = next(t for t in targets if t not in taken and not os.path.exists(t))
+  taken.add(free)
+  return shlex.join(['mv', '-n', str(root / shown.path), free])
 
 
 def _train(run, **changes) -> str:

@@ -123,6 +123,9 @@ def summary(run: RunFiles, found: Predictions | None) -> Html:
     tiles.append(('training images a second', f'{speed or 0:,.0f}'))
   else:
     tiles.append(('steps so far', f'{run.step:,}'))
+  fair = 'choice needs validation images (num_val)'
+  if 'val_error_best' in result and 'error_best' not in result:
+    fair = 'estimate needs test images'
   cells = [
     tag('div', tag('dt', name), tag('dd', value)) for name, value in tiles
   ]
@@ -130,8 +133,7 @@ def summary(run: RunFiles, found: Predictions | None) -> Html:
     tag('dl', *cells, class_='tiles'),
     note(
       'Errors are those of the averaged weights. “Best” is the lowest that '
-      'was seen on these images, as published code reports it; a fair choice '
-      'needs validation images (num_val).'
+      f'was seen on these images, as published code reports it; a fair {fair}.'
     ),
   )
 

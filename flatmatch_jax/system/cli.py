@@ -89,6 +89,7 @@ def set_default_config(path: pathlib.Path) -> None:
   overrides that only the latter has would be refused.
   """
   given = (arg.lstrip('-').partition('=')[0] for arg in sys.argv[1:])
+  flags.FLAGS['config'].default_as_str = f"'{path}'"  # For --help.
   if 'config' not in given:
     sys.argv.insert(1, f'--config={path}')
 

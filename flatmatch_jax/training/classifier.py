@@ -115,6 +115,7 @@ def load(path: str | os.PathLike, checkpoint: str = 'latest') -> Classifier:
   about = {
     'workdir': str(files.path),
     'step': trained.step,
+    'steps': trained.config.steps,
     'method': trained.config.method,
     'model': trained.config.model,
   }

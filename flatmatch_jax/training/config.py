@@ -7,6 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from flatmatch_jax import data, methods, models
+from flatmatch_jax.data import splits
 from flatmatch_jax.step import recipes
 from flatmatch_jax.step.forward import LAYOUTS
 from flatmatch_jax.step.optimizer import OPTIMIZERS, SCHEDULES
@@ -187,10 +188,13 @@ def _check_labels(config):
   if isinstance(labels, int) and labels > 0 and labels % (classes or 1) == 0:
     return  # Where classes are not known yet, the draw of labels looks again.
   number = f'{classes} classes' if classes else 'number of classes'
+  near = ''
+  if classes and isinstance(labels, int):
+    near = f'such as {splits.nearest(labels, classes)}, '
   paper = ', '.join(map(str, config.paper_labels))
   raise UserError(
     f'labels={labels} must be a positive multiple of the {number} of '
-    f'{config.dataset}, or all.' + (paper and f' The paper uses {paper}.')
+    f'{config.dataset}, {near}or all.' + (paper and f' The paper uses {paper}.')
   )
 
 

@@ -40,12 +40,17 @@ def find(name: str) -> pathlib.Path | None:
   shipped = {path.stem: path for path in SHIPPED.glob('*.safetensors')}
   if name in shipped and not path.exists():
     return shipped[name]
+  model = path.parent / path.stem
+  described = path.suffix == '.json' and model.suffix.lower() in SUFFIXES
+  if described and not path.is_dir():
+    raise UserError(f'{path} only describes a model; name the model: {model}.')
   if path.suffix.lower() not in SUFFIXES or path.is_dir():
     return None
   if not path.is_file():
+    names = ', '.join(sorted(shipped))
     raise UserError(
-      f'There is no {path}. Models that come with the package: '
-      f'{", ".join(sorted(shipped)) or "none"}.'
+      f'There is no {path}.'
+      + (names and f' Models that come with the package: {names}.')
     )
   return path
 

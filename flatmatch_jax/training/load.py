@@ -13,7 +13,7 @@ from flatmatch_jax import data, methods, models
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import recipes
-from flatmatch_jax.system import sharding
+from flatmatch_jax.system import messages, sharding
 from flatmatch_jax.training import config as config_lib
 from flatmatch_jax.training import program as program_lib
 from flatmatch_jax.types import DatasetInfo, PyTree, TrainState, UserError
@@ -81,6 +81,15 @@ def load_trained(files: Workdir, which: str = 'latest') -> Trained:
   state = _restore(files, dataset, like, which)
   step, params = int(state.pop('step')), state.pop('ema_params')
   return Trained(config, dataset, step, model, {'params': params, **state})
+
+
+def warn_unfinished(step: int, steps: int, what: str) -> None:
+  """If the run has steps to go; `what` is then to be done again."""
+  if step < steps:
+    messages.say(
+      f'The run has not ended: this is its step {step:,} of {steps:,}. '
+      f'{what} again when it has.'
+    )
 
 
 def network(config, dataset) -> tuple[nn.Module, dict[str, PyTree]]:

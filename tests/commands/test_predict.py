@@ -185,7 +185,7 @@ def test_process_gives_files_the_classes_of_arrays(
   assert done.stderr.count('skipped') == 1
   assert str(broken) in done.stderr
   notes = deep / 'notes.txt'
-  assert f'Skipped 1 other files: {notes} (not an image by' in done.stderr
+  assert f'Skipped 1 other file: {notes} (not an image by' in done.stderr
   rows = rows_of(out.read_text())
   files = [tmp_path / 'folder' / f'{n:02}.png' for n in range(10)]
   files += [deep / 'UPPER.PNG', single]
@@ -195,6 +195,20 @@ def test_process_gives_files_the_classes_of_arrays(
   assert all(0.1 <= float(row['confidence']) <= 1 for row in rows)
   assert '12 predictions' in done.stdout
   assert not list(tmp_path.glob('*.tmp'))
+
+
+def test_an_unfinished_run_is_named(
+  call, classifier, workdir, images, tmp_path, monkeypatch
+):
+  about = classifier.about | {'step': 3}
+  monkeypatch.setattr(
+    classifier_lib, 'load', lambda *_: classifier._replace(about=about)
+  )
+  save_all(images[:1], tmp_path)
+  args = (predict, tmp_path, '--workdir', workdir)
+  note = 'its step 3 of 16. Predict again when it has.'
+  assert note in call(*args)[2]
+  assert note not in call(*args, '--checkpoint', 'best')[2]
 
 
 def test_more_images_than_a_batch(

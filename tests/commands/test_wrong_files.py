@@ -67,6 +67,17 @@ ARGUMENTS = [
     ['--workdir=/none', __file__, '--out=/dev/null'],
     ['/dev/null', 'device'],
   ),
+  (
+    predict,
+    ['--workdir=/none', __file__, '--out=a.xlsx'],
+    ['a.xlsx', '.csv or .jsonl'],
+  ),
+  (predict, ['--model=/none/m.onnx', __file__], ['There is no /none/m.onnx.']),
+  (
+    predict,
+    ['--model=m.onnx.json', __file__],
+    ['m.onnx.json', 'name the model: m.onnx.'],
+  ),
   (preview, [], ['--out']),
   (preview, ['--out=/none/a.png'], ['/none/a.png', 'no /none']),
   (preview, ['--config=none.py', '--out=a.png'], ['none.py']),

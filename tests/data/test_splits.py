@@ -56,6 +56,13 @@ def test_number_must_be_a_positive_multiple(number):
     splits.balanced(LABELS, number, 0, 10)
 
 
+@pytest.mark.parametrize(
+  ('number', 'near'), [(7, '4 or 8'), (3, '4'), (0, '4'), (-9, '4')]
+)
+def test_nearest_numbers_of_labels_are_possible(number, near):
+  assert splits.nearest(number, 4) == near
+
+
 def test_scarce_class_is_named():
   labels = LABELS.copy()
   labels[labels == 7] = -1

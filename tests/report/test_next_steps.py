@@ -198,9 +198,10 @@ def test_page_ends_with_what_to_do_next(make_run):
   assert 'dog & <b>?' in page.text
   (block,) = re.findall(r'<pre>(mv .*?)</pre>', text, re.S)
   lines = html.unescape(block).splitlines()
+  root = '/my photos/labeled'
   assert [shlex.split(line) for line in lines] == [
-    ['mv', '-n', f'/my photos/{path}', '/my photos/labeled/dog & <b>/']
-    for path in ('labeled/cat/d e.png', "labeled/cat/'f.png")
+    ['mv', '-n', *(f'{root}/{folder}/{name}' for folder in ('cat', NAMES[1]))]
+    for name in ('d e.png', "'f.png")
   ]
   assert (
     f"flatmatch_jax.label '/my photos' --workdir {run.files.path}" in page.text
@@ -229,6 +230,34 @@ def test_labels_are_to_be_given_as_the_layout_has_them(
   assert 'flatmatch_jax.label' not in page
   page = next_steps.labels_to_check(run, ADVICE, NAMES)
   assert ('mv -n' in page) == (place == 'folder')
+
+
+def test_no_wrong_label_moves_onto_another_file(make_run, tmp_path):
+  """One is there already, and one is moved there by the line before."""
+  target = tmp_path / 'labeled' / NAMES[1]
+  target.mkdir(parents=True)
+  (target / 'd e.png').touch()
+  suspects = [
+    shown(f'labeled/{name}/d e.png', label=0) for name in ('cat', 'cat/more')
+  ]
+  page = next_steps.labels_to_check(
+    make_run(data_dir=str(tmp_path)), ADVICE._replace(suspects=suspects), NAMES
+  )
+  (block,) = re.findall(r'<pre>(mv .*?)</pre>', page, re.S)
+  lines = html.unescape(block).splitlines()
+  assert [shlex.split(line)[-1] for line in lines] == [
+    f'{target}/d e-{number}.png' for number in (2, 3)
+  ]
+
+
+def test_a_fair_error_needs_the_images_that_are_missing(make_run):
+  run = make_run()
+  assert 'a fair choice needs validation images' in single.summary(run, None)
+  result = {f'val_{key}': value for key, value in run.result.items()}
+  run = run._replace(result=run.result | result)
+  assert 'needs validation images' in single.summary(run, None)
+  del run.result['error_best']
+  assert 'a fair estimate needs test images.' in single.summary(run, None)
 
 
 def test_confused_classes_are_those_of_most_mistakes(make_run):

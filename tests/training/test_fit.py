@@ -156,6 +156,7 @@ IMAGES = make_arrays()['labeled_images']
     (change(labels=[0, 1, 2]), ['3 labels', '(7, 12, 9)', 'one for each']),
     (change(labels=list('abcabca')), ['labels are <U1', 'return_inverse']),
     (change(labels=[0, 1, 3, 0, 1, 3, 0]), ['class 2', 'no labeled']),
+    (change(labels=[1, 2, 3, 1, 2, 3, 1]), ['from 1 to 3; count labels from']),
     (change(labels=[-1, 0, 1, 2, 0, 1, 2]), ['labels run from -1', 'from 0']),
     (change(unlabeled_images=IMAGES[:, :8]), ['unlabeled_images', '(8, 9, 1)']),
     (change(test_labels=None), ['test_images and test_labels', 'both']),

@@ -60,9 +60,9 @@ digits:method=supervised+flatmatch_e |\
 dataset=mnist | 'mnist'; DATASETS
 digits:lables=40 | 'lables=40'; KEYS
 digits:seed=1,labels | 'labels'; KEYS
-digits:labels=41 | 41; 10 classes; PAPER_LABELS
+digits:labels=41 | 41; 10 classes; such as 40 or 50; PAPER_LABELS
 digits:labels=0 | labels=0; PAPER_LABELS
-digits:labels=-10 | labels=-10; PAPER_LABELS
+digits:labels=-10 | labels=-10; such as 10, or all; PAPER_LABELS
 digits:labels=abc | labels=abc; whole number
 digits:labels=100000 | 100000; fewer
 cifar100:labels=40 | labels=40; 100 classes; 400; 2500; 10000
