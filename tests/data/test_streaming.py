@@ -374,13 +374,12 @@ def test_report_shows_streamed_images(dataset, monkeypatch):
     classify=lambda weights, batch_stats, images: [probs],
     program=None,
   )
-  monkeypatch.setattr(load, 'load_run', lambda files: run)
-  monkeypatch.setattr(load, 'load_data', lambda *args: dataset)
-  # Whose augmentations take long to compile.
+  # Its augmentations take long to compile.
   monkeypatch.setattr(
     pictures, 'pairs', lambda images, *args: {'image': images}
   )
-  found = predictions.predict(None)
+  held_out = dataset.test_images, dataset.test_labels, 'test'
+  found = predictions.predict(run, dataset, held_out)
   assert found.cropped
   every = dataset.test_images[:]
   for images, rows in found.examples.values():
