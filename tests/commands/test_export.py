@@ -163,6 +163,7 @@ def test_every_network_is_itself_in_every_format(name):
   logits = model.apply(variables, normal.astype('f4'), train=False).logits
   wanted = np.asarray(nn.softmax(logits))
   assert np.ptp(wanted, 0).max() > 0.01  # Images are told apart.
+  cumsum = jax.numpy.cumsum
   for suffix, read in (
     ('.stablehlo', exported.open_stablehlo),
     ('.onnx', exported.open_onnx),
@@ -172,6 +173,7 @@ def test_every_network_is_itself_in_every_format(name):
       found = run(pixels[:number])
       assert found.dtype == np.float32
       np.testing.assert_allclose(found, wanted[:number], atol=1e-5)
+  assert jax.numpy.cumsum is cumsum  # jax2onnx would leave its own.
 
 
 def test_weights_are_those_that_another_reader_finds(files, workdir):

@@ -128,7 +128,8 @@ def test_killed_while_saving_damaged_and_resumed(
   expired = lease | {'expires': time.time() - 1}
   bucket.put('run/.lock', json.dumps(expired).encode())
   assert any('checkpoints/4/' in name for name in bucket.contents('run'))
-  assert Workdir('gs://bucket/run').metrics()[-1]['step'] == 4
+  # Those of later steps too, if it came so far before it was killed.
+  assert Workdir('gs://bucket/run').metrics()[-1]['step'] >= 4
   # And the one before is damaged.
   bucket.put('run/checkpoints/3/notes/metadata', b'{')
   capsys.readouterr()
