@@ -2,6 +2,7 @@
 
 import math
 
+from by_numpy import cross_entropy, softmax
 from conftest import INFO, NUM_CLASSES, Setup, make_batch
 import jax
 import jax.numpy as jnp
@@ -28,19 +29,6 @@ close = lambda a, b, rtol=1e-5: np.testing.assert_allclose(
 def random_logits(seed, rows=12, classes=NUM_CLASSES, scale=3.0):
   draw = np.random.default_rng(seed).normal(size=(rows, classes))
   return (scale * draw).astype(np.float32)
-
-
-def softmax(logits):
-  powers = np.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
-
-
-def cross_entropy(logits, target):
-  """Rows [n] for classes [n] or distributions [n, K]."""
-  target = np.asarray(target)
-  if target.ndim == 1:
-    target = np.eye(logits.shape[-1])[target]
-  return -(target * np.log(softmax(np.asarray(logits, np.float64)))).sum(-1)
 
 
 def outputs(**logits):
