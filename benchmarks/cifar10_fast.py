@@ -112,10 +112,9 @@ def cells() -> list[Cell]:
   ]
   return [
     *grid(('supervised', 'freematch', 'flatmatch'), 250, [0]),
-    *grid(('supervised', 'freematch', 'flatmatch'), 4000, [0]),
     *grid(('fixmatch', 'flatmatch_e'), 250, [0]),
     *grid(('supervised', 'freematch', 'flatmatch'), 250, [1, 2, 3]),
-    *grid(('supervised', 'freematch', 'flatmatch'), 4000, [1]),
+    *grid(('supervised', 'freematch', 'flatmatch'), 4000, [0, 1]),
     *grid(('fixmatch', 'flatmatch_e'), 250, [1, 2, 3]),
   ]
 
