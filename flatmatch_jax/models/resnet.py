@@ -35,6 +35,14 @@ def _conv(x, features, name, dtype, size=1, stride=1):
   )(x)
 
 
+def _shortcut(block, x, y):
+  """x itself where the block's output y has its shape, else a projection."""
+  if x.shape == y.shape:
+    return x
+  x = _conv(x, y.shape[-1], 'shortcut', block.dtype, stride=block.stride)
+  return block.norm(name='shortcut_norm')(x)
+
+
 def depth(params) -> int:
   """The number of stages; 0 where the parameters are not a ResNet's."""
   stage = params.get('stage1_block1', {})
@@ -65,10 +73,7 @@ class Basic(nn.Module):
     y = conv(x, name='conv1', size=3, stride=self.stride)
     y = nn.relu(self.norm(name='norm1')(y))
     y = self.norm(name='norm2')(conv(y, name='conv2', size=3))
-    if x.shape != y.shape:
-      x = conv(x, name='shortcut', stride=self.stride)
-      x = self.norm(name='shortcut_norm')(x)
-    return nn.relu(x + y)
+    return nn.relu(_shortcut(self, x, y) + y)
 
 
 class Bottleneck(nn.Module):
@@ -88,10 +93,7 @@ class Bottleneck(nn.Module):
     y = nn.relu(self.norm(name='norm2')(y))
     y = conv(y, 4 * self.features, 'conv3')
     y = self.norm(name='norm3')(y)
-    if x.shape != y.shape:
-      x = conv(x, 4 * self.features, 'shortcut', stride=self.stride)
-      x = self.norm(name='shortcut_norm')(x)
-    return nn.relu(x + y)
+    return nn.relu(_shortcut(self, x, y) + y)
 
 
 class ResNet(nn.Module):

@@ -15,7 +15,6 @@ from flatmatch_jax.training import classify, exported, program
 from flatmatch_jax.training import load as load_lib
 from flatmatch_jax.types import UserError
 
-_FEW = 16  # Images for which a smaller batch is compiled.
 BATCH = 256  # Files that are in memory at a time.
 
 _PATH = (str, os.PathLike)
@@ -145,11 +144,11 @@ def make_run(trained: load_lib.Trained) -> exported.Run:
   )
   few, many = (
     classify.make_classifier(trained.model, config.mean, config.std, size, mesh)
-    for size in (_FEW, config.eval_batch_size)
+    for size in (exported.FEW, config.eval_batch_size)
   )
 
   def run(images):
-    classifier = few if len(images) <= _FEW else many
+    classifier = few if len(images) <= exported.FEW else many
     if not len(images):
       return np.zeros((0, len(trained.dataset['class_names'])), np.float32)
     return classifier([weights['params']], weights['batch_stats'], images)[0]
