@@ -3,7 +3,6 @@
 import contextlib
 import json
 import pathlib
-import re
 import statistics
 
 from scipy import stats
@@ -75,7 +74,8 @@ def group(names: list[str]) -> dict[tuple[int, str], dict[int, str]]:
 
 
 def _words(part: str) -> str:
-  return re.sub(r'^rho', 'ρ = ', part)
+  field, _, value = part.partition('=')
+  return f'{value} {field}' if field == 'steps' else f'{field} {value}'
 
 
 def numbers(rows: list[dict]) -> tuple[float, float, float]:

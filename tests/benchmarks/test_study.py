@@ -43,7 +43,7 @@ def test_study_pairs_seeds_of_equal_splits(tmp_path):
 
 
 def test_study_pairs_other_settings_with_their_own_method(tmp_path):
-  names = ['freematch-250-0', 'flatmatch-250-0', 'flatmatch-250-0-rho0.5']
+  names = ['freematch-250-0', 'flatmatch-250-0', 'flatmatch-250-0-rho=0.5']
   for name, error in zip(names, (60.0, 50.0, 51.0), strict=True):
     row = {'step': 1, 'error': error}
     (tmp_path / f'{name}.jsonl').write_text(json.dumps(row))
@@ -51,7 +51,7 @@ def test_study_pairs_other_settings_with_their_own_method(tmp_path):
   text = study_report.table(study_report.read(tmp_path), groups, 250)
   ends = [line.split('|')[-2].strip() for line in text.splitlines()[2:]]
   assert ends[1:] == ['-10.00 against freematch', '+1.00 against flatmatch']
-  assert '| flatmatch, ρ = 0.5 |' in text
+  assert '| flatmatch, rho 0.5 |' in text
 
 
 def test_study_draws_what_is_done_and_names_what_is_next(tmp_path):
@@ -111,7 +111,7 @@ def test_study_keeps_evaluations_and_means_between_them():
 
 def test_records_of_another_protocol_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(study, 'RECORDS', tmp_path)
-  cell = study.Cell('flatmatch', 250, 1, (study.RHO, 0.5))
+  cell = study.Cell('flatmatch', 250, 0, study.FLAGSHIP)
   assert not study.is_recorded(cell)
   config = cell.config
   config.data_dir = 'here'
@@ -163,8 +163,8 @@ def test_cells_of_the_study_have_names_of_their_own():
 
 
 def test_a_cells_command_trains_what_its_record_must_be_of():
-  cell = study.Cell('supervised', 4000, 1, ('learning_rate', 0.01))
-  assert cell.name == 'supervised-4000-1-learning_rate0.01'
+  cell = study.Cell('supervised', 4000, 1, (('learning_rate', 0.01),))
+  assert cell.name == 'supervised-4000-1-learning_rate=0.01'
   command = cell.command(pathlib.Path('runs'), 'data')
   changes = {
     '--config.learning_rate=0.01',
