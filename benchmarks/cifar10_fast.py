@@ -9,7 +9,8 @@ stops what still runs, which takes up to a minute; the next call resumes it.
 Each finished run leaves a small record in docs/results/ and is not repeated,
 wherever you call this again. A run that fails is named, and the others go on,
 unless three fail in a row. Every call ends by writing the tables of
-docs/results.md and docs/results/summary.json.
+docs/results.md and docs/results/summary.json, and by telling runs to come what
+to expect: flatmatch_jax/run/references.json.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ import psutil
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import pages, study_report
+from benchmarks import pages, references, study_report
 from configs import cifar10_fast as fast_config
 from flatmatch_jax.run import reference
 from flatmatch_jax.run.workdir import Workdir, as_dict
@@ -209,6 +210,14 @@ def is_recorded(cell: Cell) -> bool:
   return bool(rows) and rows[-1]['step'] == cell.config.steps
 
 
+def finished(cell: Cell) -> references.Finished:
+  """A recorded cell, to compare other runs of its setting with."""
+  lines = (RECORDS / f'{cell.name}.jsonl').read_text().splitlines()
+  errors = {row['step']: row['error'] for row in map(json.loads, lines[1:])}
+  decide = reference.settings(as_dict(cell.config))
+  return references.Finished(cell.name, decide, IMAGES, cell.seed, errors)
+
+
 def run_all(
   todo, runs: pathlib.Path, data_dir, jobs: int, budget: float
 ) -> list[str]:
@@ -305,8 +314,10 @@ def main():
   try:
     failed = run_all(todo, runs, args.data_dir, args.jobs, 60 * args.budget)
   finally:
-    done = [cell.name for cell in cells() if is_recorded(cell)]
-    study_report.write(RECORDS, ROOT / 'docs', names, done)
+    done = [cell for cell in cells() if is_recorded(cell)]
+    shown = [cell.name for cell in done]
+    study_report.write(RECORDS, ROOT / 'docs', names, shown)
+    references.enter([finished(cell) for cell in done], reference.FILE)
   if failed:
     raise SystemExit(f'These runs failed; their logs: {", ".join(failed)}')
 

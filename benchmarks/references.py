@@ -12,6 +12,7 @@ import itertools
 import json
 import pathlib
 import sys
+from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -22,38 +23,61 @@ from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
 
 
-def errors_of(run: Workdir) -> dict[int, float]:
-  return {row['step']: row['error'] for row in run.metrics() if 'error' in row}
+class Finished(NamedTuple):
+  """What an entry needs to know of a run."""
+
+  name: str
+  settings: dict
+  images: str  # The fingerprint of the data.
+  seed: int
+  errors: dict[int, float]  # Of the test set, by step.
+
+  @property
+  def key(self) -> str:
+    return _key(self.settings, self.images)
 
 
-def entry(runs: list[Workdir], old: dict | None = None) -> dict:
+def _key(*parts) -> str:
+  return json.dumps(parts, sort_keys=True)
+
+
+def of_workdir(run: Workdir) -> Finished:
+  return Finished(
+    str(run.path),
+    reference.settings(run.read('config.json')),
+    run.read('dataset.json')['fingerprint'],
+    run.read('result.json')['seed'],
+    {row['step']: row['error'] for row in run.metrics() if 'error' in row},
+  )
+
+
+def entry(runs: list[Finished], old: dict | None = None) -> dict:
   """Errors of `runs`, which differ in seeds, and of the `old` entry's."""
   found: dict[int, dict[int, float]] = {}
   if old:
     for number, seed in enumerate(old['seeds']):
       rows = old['errors'].items()
       found[seed] = {int(step): errors[number] for step, errors in rows}
-  given: dict[int, Workdir] = {}
+  given: dict[int, Finished] = {}
   for run in runs:
-    seed = run.read('result.json')['seed']
-    if seed in given:
+    if run.seed in given:
       raise UserError(
-        f'{given[seed].path} and {run.path} have both the seed {seed}, and '
-        'would count as one; give one of them.'
+        f'{given[run.seed].name} and {run.name} have both the seed {run.seed}, '
+        'and would count as one; give one of them.'
       )
-    given[seed] = run
-  found |= {seed: errors_of(run) for seed, run in given.items()}
+    given[run.seed] = run
+  found |= {seed: run.errors for seed, run in given.items()}
   steps = sorted(set.intersection(*map(set, found.values())))
   if len(steps) < reference.POINTS:
     raise UserError(
-      f'{runs[0].path} and the other seeds of its setting were evaluated at '
+      f'{runs[0].name} and the other seeds of its setting were evaluated at '
       f'{len(steps)} common steps, and {reference.POINTS} are needed; train '
       'with the same config.eval_every.'
     )
   steps = _spread(steps)
   return {
-    'settings': reference.settings(runs[0].read('config.json')),
-    'images': runs[0].read('dataset.json')['fingerprint'],
+    'settings': runs[0].settings,
+    'images': runs[0].images,
     'seeds': sorted(found),
     'errors': {
       str(step): [round(found[seed][step], 2) for seed in sorted(found)]
@@ -70,37 +94,42 @@ def _spread(steps: list[int]) -> list[int]:
 
 def update(paths: list[str], file: pathlib.Path) -> None:
   """Enters the runs at `paths` into `file`."""
-  key = lambda *parts: json.dumps(parts, sort_keys=True)
-  groups: dict[str, list[Workdir]] = {}
+  runs = []
   for member in itertools.chain.from_iterable(map(members, paths)):
     run = Workdir(member)
     if run.has('config.json') and not run.has('result.json'):
       print(f'{member}: not finished, so left out.')
-      continue
-    settings = reference.settings(run.read('config.json'))
-    images = run.read('dataset.json')['fingerprint']
-    groups.setdefault(key(settings, images), []).append(run)
+    else:
+      runs.append(of_workdir(run))
+  enter(runs, file)
+
+
+def enter(runs: list[Finished], file: pathlib.Path) -> None:
+  """Makes entries of `runs` in `file`, or adds their seeds to what it has."""
+  groups: dict[str, list[Finished]] = {}
+  for run in runs:
+    groups.setdefault(run.key, []).append(run)
   try:
     known = {
-      key(old['settings'], old['images']): old
+      _key(old['settings'], old['images']): old
       for old in (json.loads(file.read_text()) if file.exists() else [])
     }
   except (ValueError, TypeError, KeyError) as error:
     raise UserError(
       f'{file} is damaged ({error!r}); put it back as it was.'
     ) from error
-  for name, runs in groups.items():
-    new = entry(runs, known.get(name))
+  for key, alike in groups.items():
+    new = entry(alike, known.get(key))
     if (number := len(new['seeds'])) < reference.LEAST_SEEDS:
       least = reference.LEAST_SEEDS
-      print(f'{runs[0].path}: {number} of {least} seeds, so left out.')
+      print(f'{alike[0].name}: {number} of {least} seeds, so left out.')
       continue
-    known[name] = new
-    dataset, method = (new['settings'][key] for key in ('dataset', 'method'))
+    known[key] = new
+    dataset, method = (new['settings'][name] for name in ('dataset', 'method'))
     seeds = ', '.join(map(str, new['seeds']))
     print(f'{method} on {dataset}: seeds {seeds}.')
   # A line each, so that a change shows what it changes.
-  lines = ',\n'.join(json.dumps(known[name]) for name in sorted(known))
+  lines = ',\n'.join(json.dumps(known[key]) for key in sorted(known))
   with files.replacing(file, 'w') as out:
     out.write(f'[\n{lines}\n]\n')
   print(f'{len(known)} settings in {file.name}.')
