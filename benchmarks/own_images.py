@@ -2,6 +2,7 @@
 
   python benchmarks/own_images.py --variant image_size=64,labels=100 \
     --data_dir DIR --seeds 0,1,2,3,4
+  python benchmarks/own_images.py --config digits.py --out runs/digits
 
 For each seed, with labels drawn by it: logistic regression on pixels,
 supervised training, and FlatMatch, both with the config's own settings. Prints
@@ -89,7 +90,7 @@ def main():
     default='',
     help='what main.py takes after the colon',
   )
-  parser.add_argument('--data_dir', required=True)
+  parser.add_argument('--data_dir', default='', help='or file')
   parser.add_argument('--seeds', default='0,1,2,3,4')
   parser.add_argument('--steps', type=int, help="the config's if left out")
   parser.add_argument('--out', default='runs/own_images')
