@@ -156,14 +156,15 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
 
         if engine.prepare(step, state):
           phases.done('compile')
-          timing.compiled(step, engine, state)
-          phases.done('estimate')
           # Compiled now, not when they are first called.
           sharding.settle(engine.look(state, 0))
           if probes_are_due(config, step):
+            messages.say('Compiling the measurements of sharpness.')
             sharding.settle(engine.probe(state, 0, runs[0].unseen))
-          progress.start()
           phases.done('compile measurements')
+          timing.compiled(step, engine, state)
+          progress.start()
+          phases.done('estimate')
 
         rows: list[dict] = [{} for _ in runs]
         for i in live:
