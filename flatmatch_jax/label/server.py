@@ -44,7 +44,7 @@ def listen(port: int) -> socket.socket:
     listener.listen()
   except (OSError, OverflowError) as error:
     listener.close()
-    reason = getattr(error, 'strerror', None) or error
+    reason = getattr(error, 'strerror', None) or str(error).rstrip('.')
     raise UserError(
       f'--port {port} cannot be used: {reason}; choose another, or leave it '
       'out for any that is free.'
