@@ -157,9 +157,11 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
         if engine.prepare(step, state):
           phases.done('compile')
           # Compiled now, not when they are first called.
+          due = probes_are_due(config, step)
+          if due or engine.program.clean_losses:
+            messages.say('Compiling the measurements.')
           sharding.settle(engine.look(state, 0))
-          if probes_are_due(config, step):
-            messages.say('Compiling the measurements of sharpness.')
+          if due:
             sharding.settle(engine.probe(state, 0, runs[0].unseen))
           phases.done('compile measurements')
           timing.compiled(step, engine, state)
