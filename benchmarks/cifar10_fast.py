@@ -33,7 +33,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import pages, references, study_report
 from configs import cifar10_fast as fast_config
 from flatmatch_jax.run import reference
-from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, files
 from flatmatch_jax.types import UserError
 

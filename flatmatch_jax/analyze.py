@@ -17,8 +17,7 @@ import numpy as np
 
 from flatmatch_jax.analysis import canvas, figures, setting, summary
 from flatmatch_jax.analysis.measures import ANALYSES
-from flatmatch_jax.run.settings import differences
-from flatmatch_jax.run.workdir import as_dict
+from flatmatch_jax.run.settings import as_dict, differences
 from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.types import UserError, check_known
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from flatmatch_jax.analysis import hessian, landscape, pseudo_labels, sharpness
 from flatmatch_jax.analysis.setting import Setting
-from flatmatch_jax.run.workdir import as_dict
+from flatmatch_jax.run.settings import as_dict
 from flatmatch_jax.step import probe
 
 _RHOS = np.linspace(0.0, 0.5, 21)

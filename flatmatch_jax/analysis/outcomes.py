@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from flatmatch_jax.analysis import canvas
-from flatmatch_jax.run.workdir import ALIKE, flatten
+from flatmatch_jax.run.settings import ALIKE, flatten
 
 Runs = dict[str, list[dict]]
 

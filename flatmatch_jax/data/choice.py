@@ -1,12 +1,38 @@
 """Which images to label first: pure functions of pixels and probabilities."""
 
+from collections.abc import Sequence
+import hashlib
 import heapq
+import os
 
 import numpy as np
+from PIL import Image
+
+from flatmatch_jax.data import images as images_lib
 
 SIDE = 32  # Pixels of the thumbnails that are compared.
+MOST = 4096  # Images that are compared; their distances take 4 bytes a pair.
+UNSURE = 120  # Images that a model's choice is made from.
 
 _CELL, _BINS, _FEATURES = 8, 8, 64
+
+
+def shuffled(paths: Sequence[str]) -> list[int]:
+  """Rows of `paths` in random order: the same one whoever asks.
+
+  The order of two paths does not depend on which others there are.
+  """
+  digest = lambda row: hashlib.blake2b(os.fsencode(paths[row])).digest()
+  return sorted(range(len(paths)), key=digest)
+
+
+def thumbnails(pixels: np.ndarray) -> np.ndarray:
+  """Images uint8 [N, H, W, C] as they are compared, small and in colour."""
+  shape = (SIDE, SIDE, 3)
+  found = np.empty((len(pixels), *shape), np.uint8)
+  for row, image in enumerate(pixels):
+    found[row] = images_lib.fit(Image.fromarray(image.squeeze()), shape)
+  return found
 
 
 def order(
@@ -19,8 +45,18 @@ def order(
   `labeled` are thumbnails of images with labels. With a model's probabilities
   [N, K] of the new ones those come first that it is unsure of.
   """
+  if probabilities is None:
+    return _spread(new, labeled)
+  # Of all images the best to label may be one that the model is sure of, in
+  # the middle of others that it is not.
+  rows = np.argsort(-doubt(probabilities), kind='stable')
+  unsure = rows[:UNSURE]
+  best = _spread(new[unsure], labeled, doubt(probabilities[unsure]))
+  return [*unsure[best].tolist(), *rows[UNSURE:].tolist()]
+
+
+def _spread(new, labeled, weights=None):
   features = embed(np.concatenate([new, labeled]))
-  weights = None if probabilities is None else doubt(probabilities)
   return spread(features[: len(new)], features[len(new) :], weights)
 
 

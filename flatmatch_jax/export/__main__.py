@@ -21,7 +21,8 @@ import numpy as np
 
 from flatmatch_jax.data import images as images_lib
 from flatmatch_jax.export import formats, web
-from flatmatch_jax.run.workdir import Workdir, as_dict, versions
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir, versions
 from flatmatch_jax.system import cli, files, messages
 from flatmatch_jax.training import classifier, exported, load
 from flatmatch_jax.types import UserError

@@ -13,7 +13,7 @@ import importlib.util
 import secrets
 import threading
 
-from flatmatch_jax.label.rank import Classify, Ranking
+from flatmatch_jax.label.rank import Ranking
 from flatmatch_jax.label.store import Store
 from flatmatch_jax.system import cli, messages
 from flatmatch_jax.training import classifier
@@ -39,13 +39,17 @@ def main():
       )
   from flatmatch_jax.label import server
 
-  names, classify = load_model(args.workdir) if args.workdir else ([], None)
-  store = Store(args.folder, names)
+  model = classifier.load(args.workdir) if args.workdir else None
+  store = Store(args.folder, model.class_names if model else ())
   listener = server.listen(args.port)
   if store.links:
     messages.say(f'Passed over {store.links} links: only files are moved.')
-  ranking = Ranking(store, classify)
-  threading.Thread(target=ranking.run, daemon=True).start()
+  ranking = Ranking(store, model)
+  if model:  # The page would show others meanwhile.
+    messages.say('Choosing the images that the model is unsure of.')
+    ranking.run()
+  else:
+    threading.Thread(target=ranking.run, daemon=True).start()
   token, port = secrets.token_urlsafe(32), listener.getsockname()[1]
   print(
     f'{len(store.pending):,} images to label. Open this address; Ctrl-C ends:\n'
@@ -65,12 +69,6 @@ def training(store: Store) -> str:
     'python main.py --config configs/folder.py '
     f'--config.data_dir={messages.printable(str(store.root))} --workdir RUN'
   )
-
-
-def load_model(workdir: str) -> tuple[list[str], Classify]:
-  """The classes of a run, and its probabilities of image files."""
-  model = classifier.load(workdir)
-  return list(model.class_names), model.probabilities
 
 
 if __name__ == '__main__':

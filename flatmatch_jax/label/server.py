@@ -16,7 +16,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 import uvicorn
@@ -44,7 +44,7 @@ def listen(port: int) -> socket.socket:
     listener.listen()
   except (OSError, OverflowError) as error:
     listener.close()
-    reason = getattr(error, 'strerror', None) or error
+    reason = getattr(error, 'strerror', None) or str(error).rstrip('.')
     raise UserError(
       f'--port {port} cannot be used: {reason}; choose another, or leave it '
       'out for any that is free.'
@@ -84,7 +84,7 @@ def create(store: Store, ranking: Ranking, token: str, port: int):
   async def act(request: Request):
     try:
       body = await request.json()
-    except ValueError:
+    except (ValueError, ClientDisconnect):  # The browser has gone away.
       return _refuse(400, 'The request is not JSON.')
     action = request.path_params['action']
     return await run_in_threadpool(answer, action, body)

@@ -55,6 +55,7 @@ class Store:
   """
 
   def __init__(self, folder: str, class_names: Iterable[str] = ()):
+    known = list(map(check_class, class_names))  # Of a run on other data.
     self.root = pathlib.Path(folder).expanduser().resolve()
     if not self.root.is_dir():
       raise UserError(
@@ -84,9 +85,7 @@ class Store:
       if entry.is_dir(follow_symlinks=False)
     }
     named = [t.split('/')[1] for a in earlier.values() for _, t in a.moves]
-    self.classes = list(
-      dict.fromkeys([*class_names, *named, *sorted(self.counts)])
-    )
+    self.classes = list(dict.fromkeys([*known, *named, *sorted(self.counts)]))
     self.pending = set(self._order)
     self.unreadable: dict[int, str] = {}
     self.skipped: set[int] = set()

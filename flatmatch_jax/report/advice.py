@@ -3,16 +3,14 @@
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from flatmatch_jax.data import Dataset, choice, images
+from flatmatch_jax.data import Dataset, choice
 from flatmatch_jax.training.load import Run
 
 OWN = ('folder', 'npz')  # Datasets that can get more labels.
 SHOWN = 12
-_MOST = 4096  # Images that are compared; their distances take 4 bytes a pair.
-_UNSURE = 10 * SHOWN  # Images to choose from.
 _ASKED = 20  # Unlabeled images about a label.
+_AT_A_TIME = 4096  # Images in memory as numbers of the regression.
 _MOST_FITTED = 1000  # Labeled images that logistic regression learns from.
 
 
@@ -37,8 +35,10 @@ class Advice(NamedTuple):
 
 def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
   """`split` is the content of split.json."""
-  labeled = _draw(split['labeled'], _MOST)
-  unlabeled = _draw(np.flatnonzero(dataset.train_labels < 0), _MOST)
+  labeled = _draw(dataset, split['labeled'])
+  known = _draw(dataset, np.flatnonzero(dataset.train_labels >= 0))
+  unlabeled = _draw(dataset, np.flatnonzero(dataset.train_labels < 0))
+  pictures = lambda rows: choice.thumbnails(dataset.train_images[rows])
 
   def classify(rows):
     state = run.state
@@ -57,21 +57,20 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
       for row, probs in zip(rows, probabilities, strict=True)
     ]
 
-  known, labels = dataset.train_images[labeled], dataset.train_labels[labeled]
-  known, second = thumbnails(known), classify(labeled)
+  labels = dataset.train_labels[labeled]
+  second = classify(labeled)
   first: list[Shown] = []
   if len(unlabeled):
-    probs = classify(unlabeled)
-    new = thumbnails(dataset.train_images[unlabeled])
-    # Of all images the best to label may be one that the network is sure of,
-    # in the middle of others that it is not.
-    unsure = np.argsort(-choice.doubt(probs), kind='stable')[:_UNSURE]
-    best = unsure[choice.order(new[unsure], known, probs[unsure])[:SHOWN]]
+    # As the page of `flatmatch_jax.label` chooses.
+    probs, new = classify(unlabeled), pictures(unlabeled)
+    best = choice.order(new, pictures(known), probs)[:SHOWN]
     first = show(unlabeled[best], probs[best])
-    second = opinions(second, labels, neighbours(known, new, probs))
+    alike = neighbours(pictures(labeled), new, probs)
+    second = opinions(second, labels, alike)
   wrong = suspects(second, labels)[:SHOWN]
   doubtful = show(labeled[wrong], second[wrong])
-  return Advice(first, doubtful, len(labeled), _path(dataset, labeled[0]))
+  path = _path(dataset, split['labeled'][0])
+  return Advice(first, doubtful, len(labeled), path)
 
 
 def _path(dataset, row) -> str:
@@ -83,9 +82,10 @@ def _path(dataset, row) -> str:
   return f'unlabeled_images[{row - labeled}]'
 
 
-def _draw(rows, most: int) -> np.ndarray:
-  rng = np.random.default_rng(0)
-  return np.sort(rng.permutation(np.asarray(rows, np.int64))[:most])
+def _draw(dataset, rows) -> np.ndarray:
+  rows = np.asarray(rows, np.int64)
+  drawn = choice.shuffled([_path(dataset, row) for row in rows])
+  return rows[drawn[: choice.MOST]]
 
 
 def neighbours(known, new, probabilities) -> np.ndarray:
@@ -113,15 +113,6 @@ def suspects(probabilities, labels) -> np.ndarray:
   return wrong[np.argsort(-gap[wrong], kind='stable')]
 
 
-def thumbnails(pixels: np.ndarray) -> np.ndarray:
-  """Images uint8 [N, H, W, C] as they are compared, small and in colour."""
-  shape = (choice.SIDE, choice.SIDE, 3)
-  found = np.empty((len(pixels), *shape), np.uint8)
-  for row, image in enumerate(pixels):
-    found[row] = images.fit(Image.fromarray(image.squeeze()), shape)
-  return found
-
-
 def pixels_error(dataset: Dataset, split: dict, images, truth) -> float:
   """Of logistic regression on thumbnails, in percent: what is easily had.
 
@@ -129,12 +120,12 @@ def pixels_error(dataset: Dataset, split: dict, images, truth) -> float:
   """
   from sklearn.linear_model import LogisticRegression
 
-  flat = lambda pixels: thumbnails(pixels).reshape(len(pixels), -1) / 255
-  labeled = _draw(split['labeled'], _MOST_FITTED)
+  flat = lambda pixels: choice.thumbnails(pixels).reshape(len(pixels), -1) / 255
+  labeled = _draw(dataset, split['labeled'])[:_MOST_FITTED]
   model = LogisticRegression(max_iter=2000)
   model.fit(flat(dataset.train_images[labeled]), dataset.train_labels[labeled])
   guesses = [
-    model.predict(flat(images[start : start + _MOST]))
-    for start in range(0, len(truth), _MOST)
+    model.predict(flat(images[start : start + _AT_A_TIME]))
+    for start in range(0, len(truth), _AT_A_TIME)
   ]
   return 100 * float((np.concatenate(guesses) != np.asarray(truth)).mean())

@@ -2,7 +2,7 @@
 
 import shlex
 
-from flatmatch_jax.run.workdir import as_dict, flatten
+from flatmatch_jax.run.settings import as_dict, flatten
 from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
 

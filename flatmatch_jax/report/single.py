@@ -30,7 +30,7 @@ from flatmatch_jax.report.predictions import Predictions
 from flatmatch_jax.report.runs import RunFiles
 from flatmatch_jax.run import reference, results
 from flatmatch_jax.run.panels import PANELS, series
-from flatmatch_jax.run.workdir import flatten
+from flatmatch_jax.run.settings import flatten
 from flatmatch_jax.step import recipes
 from flatmatch_jax.types import UserError
 

@@ -1,6 +1,36 @@
-"""Which runs are of one setting: those that differ in seeds only."""
+"""In what the configs of runs differ."""
 
-from flatmatch_jax.run.workdir import ALIKE, flatten
+import json
+
+# Fields that may change between two starts of one run: they say where and how
+# often, not what is computed.
+FREE = (
+  'data_dir',
+  'checkpoint_every',
+  'compilation_cache',
+  'max_skipped',
+  'mesh.fsdp',
+  'cpu_devices',
+  'profile_steps',
+)
+# In what runs of one setting may differ: seeds, and what only looks at them.
+ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
+
+_OF_METHODS = ('method_args.', 'recipe_args.')
+
+
+def as_dict(config) -> dict:
+  """A config as JSON sees it: plain dicts, lists and numbers."""
+  return json.loads(config.to_json_best_effort())
+
+
+def flatten(tree, prefix='') -> dict:
+  if not isinstance(tree, dict):
+    return {prefix[:-1]: tree}
+  flat: dict = {}
+  for key, value in tree.items():
+    flat |= flatten(value, f'{prefix}{key}.')
+  return flat
 
 
 def fields(config: dict) -> dict:
@@ -28,3 +58,41 @@ def differences(configs: list[dict]) -> list[str]:
     ', '.join(f'{name}={one.get(name, "absent")}' for name in names)
     for one in settings
   ]
+
+
+def changes(there: dict, config) -> list[str]:
+  """In what `config` differs from that of a run, as texts.
+
+  What follows from another field is left out: from `steps`, a method's
+  arguments from the method, and choices after the colon, which are fields too.
+  """
+  there, here = flatten(there), flatten(as_dict(config))
+  expected = here | _at(config, there.get('steps')) | {'steps': here['steps']}
+  found = [
+    key
+    for key in sorted(there | here)
+    if there.get(key) != expected.get(key) and key not in FREE
+  ]
+  if 'method' in found:
+    one_sided = there.keys() ^ here.keys()
+    found = [
+      key
+      for key in found
+      if key not in one_sided or not key.startswith(_OF_METHODS)
+    ]
+  chosen = [key for key in found if not key.startswith('variant.')]
+  return [
+    f'{key} ({there.get(key, "absent")} there, {here.get(key, "absent")} now)'
+    for key in chosen or found
+  ]
+
+
+def _at(config, steps) -> dict:
+  """The config with another number of steps, which others may follow."""
+  if not isinstance(steps, int):  # Somebody edited the file.
+    return {}
+  config.steps, usual = steps, config.steps
+  try:
+    return flatten(as_dict(config))
+  finally:
+    config.steps = usual

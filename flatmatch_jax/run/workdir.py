@@ -14,23 +14,10 @@ import tempfile
 
 import ml_collections
 
+from flatmatch_jax.run.settings import changes
 from flatmatch_jax.system import buckets, distributed, files
 from flatmatch_jax.system.files import writing
 from flatmatch_jax.types import UserError
-
-# Fields that may change between two starts of one run: they say where and how
-# often, not what is computed.
-FREE = (
-  'data_dir',
-  'checkpoint_every',
-  'compilation_cache',
-  'max_skipped',
-  'mesh.fsdp',
-  'cpu_devices',
-  'profile_steps',
-)
-# In what runs of one setting may differ: seeds, and what only looks at them.
-ALIKE = ('seed', 'split_seed', 'log_every', 'probe_every', *FREE)
 
 COMMITTED = 'commit_success.txt'  # Orbax writes it last, in buckets.
 _MAX_METRICS = 2**28  # A run of the paper's length takes 2**23 bytes.
@@ -178,12 +165,7 @@ class Workdir:
       raise UserError(f'--workdir {self.path} is a file; name a folder.')
     if not self.has('config.json') or not self.has_steps():
       return
-    there, here = flatten(self.read('config.json')), flatten(as_dict(config))
-    different = [
-      f'{key} ({there.get(key, "absent")} there, {here.get(key, "absent")} now)'
-      for key in sorted(there | here)
-      if there.get(key) != here.get(key) and key not in FREE
-    ]
+    different = changes(self.read('config.json'), config)
     if different:
       raise UserError(
         f'{self.path} holds a run with another config: '
@@ -281,11 +263,6 @@ def saved_steps(folder: pathlib.Path) -> list[int]:
   return sorted(int(path.name) for path in found if path.name.isdigit())
 
 
-def as_dict(config) -> dict:
-  """A config as JSON sees it: plain dicts, lists and numbers."""
-  return json.loads(config.to_json_best_effort())
-
-
 def versions() -> dict[str, str]:
   found = {'python': platform.python_version()}
   for package in _PACKAGES:
@@ -311,12 +288,3 @@ def _finite(value):
   if isinstance(value, float) and not math.isfinite(value):
     return None
   return value
-
-
-def flatten(tree, prefix='') -> dict:
-  if not isinstance(tree, dict):
-    return {prefix[:-1]: tree}
-  flat: dict = {}
-  for key, value in tree.items():
-    flat |= flatten(value, f'{prefix}{key}.')
-  return flat

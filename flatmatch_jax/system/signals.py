@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C as a request that the loop answers when it is ready."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -8,6 +9,11 @@ import threading
 from jax.experimental import multihost_utils
 
 from flatmatch_jax.system import distributed
+
+_ANSWER = (
+  b'\nStopping when this step is saved; what is being compiled is finished '
+  b'first. Again ends at once.\n'
+)
 
 
 class StopRequest:
@@ -59,19 +65,50 @@ def stop_requests():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if several:
       os.kill(os.getpid(), signal.SIGTERM)
-    if distributed.is_first():
-      # Not by `print`, which this may have interrupted; and a reader, such as
-      # `tee`, may have ended by the same Ctrl-C.
-      with contextlib.suppress(OSError):
-        os.write(
-          2, b'\nStopping when this step is saved; again ends at once.\n'
-        )
 
   for number in (
     (signal.SIGINT,) if several else (signal.SIGTERM, signal.SIGINT)
   ):
     before[number] = signal.signal(number, handle)
   try:
-    yield request
+    with _answering(before):
+      yield request
   finally:
     restore()
+
+
+@contextlib.contextmanager
+def _answering(before: dict):
+  """Says at once that the first signal has come, by a thread of its own.
+
+  The handlers, which replace those `before`, wait for Python's turn: minutes,
+  while XLA compiles. The second signal need not wait either.
+  """
+  reading, writing = os.pipe()
+  os.set_blocking(writing, False)
+
+  def answer():
+    while (found := os.read(reading, 1)) and found[0] not in before:
+      pass
+    if not found:
+      return
+    for number, handler in before.items():
+      if number == signal.SIGINT or handler == signal.SIG_DFL:
+        # As `signal.signal`, which only the main thread may call.
+        ctypes.pythonapi.PyOS_setsig(number, signal.SIG_DFL)
+    if distributed.is_first():
+      # Not by `print`, which this may have interrupted; and a reader, such as
+      # `tee`, may have ended by the same Ctrl-C.
+      with contextlib.suppress(OSError):
+        os.write(2, _ANSWER)
+
+  thread = threading.Thread(target=answer, daemon=True)
+  thread.start()
+  old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(old)
+    os.close(writing)
+    thread.join()
+    os.close(reading)

@@ -156,14 +156,17 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
 
         if engine.prepare(step, state):
           phases.done('compile')
-          timing.compiled(step, engine, state)
-          phases.done('estimate')
           # Compiled now, not when they are first called.
+          due = probes_are_due(config, step)
+          if due or engine.program.clean_losses:
+            messages.say('Compiling the measurements.')
           sharding.settle(engine.look(state, 0))
-          if probes_are_due(config, step):
+          if due:
             sharding.settle(engine.probe(state, 0, runs[0].unseen))
-          progress.start()
           phases.done('compile measurements')
+          timing.compiled(step, engine, state)
+          progress.start()
+          phases.done('estimate')
 
         rows: list[dict] = [{} for _ in runs]
         for i in live:

@@ -12,7 +12,8 @@ from flatmatch_jax.data import augment, splits
 from flatmatch_jax.models import pretrained
 from flatmatch_jax.run import reference, results, watch
 from flatmatch_jax.run.checkpoint import Checkpoints
-from flatmatch_jax.run.workdir import Workdir, as_dict, versions
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir, versions
 from flatmatch_jax.system import distributed, messages, sharding
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 

@@ -11,7 +11,8 @@ from scipy import stats
 from benchmarks import cifar10_fast as study
 from benchmarks import study_report
 from configs import cifar10_fast
-from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.types import UserError
 
 

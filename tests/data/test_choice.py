@@ -78,6 +78,29 @@ def test_order_is_of_doubt_and_of_what_is_labeled():
   assert choice.order(pixels[:10], pixels[3:4])[-1] == 3
 
 
+def test_images_that_a_model_is_sure_of_come_late(monkeypatch):
+  """However many unsure ones look like them."""
+  rng = np.random.default_rng(0)
+  size = (30, choice.SIDE, choice.SIDE, 3)
+  pixels = rng.integers(0, 256, size, dtype=np.uint8)
+  probs = rng.dirichlet((1, 1, 1), 30)
+  monkeypatch.setattr(choice, 'UNSURE', 5)
+  order = choice.order(pixels, pixels[:0], probs)
+  assert sorted(order) == list(range(30))
+  doubt = choice.doubt(probs)
+  assert set(order[:5]) == set(np.argsort(-doubt)[:5])
+  assert (np.diff(doubt[order[5:]]) <= 0).all()
+
+
+def test_shuffling_goes_by_names_alone():
+  paths = [f'unlabeled/{i}.png' for i in range(50)]
+  order = [paths[row] for row in choice.shuffled(paths)]
+  assert sorted(order) != order
+  fewer = paths[::-3]
+  found = [fewer[row] for row in choice.shuffled(fewer)]
+  assert found == [path for path in order if path in fewer]
+
+
 def test_features_are_of_shapes_not_of_brightness():
   images = np.random.default_rng(0).integers(
     50, 150, (9, choice.SIDE, choice.SIDE, 3), dtype=np.uint8

@@ -7,7 +7,6 @@ import json
 import threading
 from typing import NamedTuple
 
-import numpy as np
 from PIL import Image
 import uvicorn
 
@@ -62,17 +61,10 @@ class Served(NamedTuple):
     return found[0], json.loads(found[2])
 
 
-def by_name(paths):
-  """A model that is sure of even images and unsure of odd ones."""
-  odd = np.array([int(path.stem) % 2 for path in paths])
-  first = np.where(odd, 0.55, 0.95)
-  return np.stack([first, 1 - first], -1)
-
-
 @contextlib.contextmanager
-def served(folder, classify=None, names=()):
-  store = Store(folder, names)
-  ranking = rank.Ranking(store, classify)
+def served(folder):
+  store = Store(folder)
+  ranking = rank.Ranking(store)
   ranking.run()
   listener = server.listen(0)
   port = listener.getsockname()[1]

@@ -1,9 +1,11 @@
 """Who gets in, and what they get."""
 
 import io
+import logging
 import os
 import socket
 import sys
+import time
 
 from PIL import Image
 import pytest
@@ -126,6 +128,26 @@ def test_wrong_requests_change_nothing(shared, action, body):
   assert 'asked wrongly' in found['error']
   assert len(shared.store.pending) == before
   assert shared.request('POST', '/show', **WITH)[0] == 400  # Not JSON.
+
+
+def test_a_browser_that_goes_away_leaves_no_traceback(fresh):
+  logged = []
+  handler = logging.Handler()
+  handler.emit = logged.append
+  logger = logging.getLogger('uvicorn.error')
+  logger.addHandler(handler)
+  head = f'Host: 127.0.0.1:{fresh.port}\r\nX-Token: {serving.TOKEN}\r\n'
+  for request in (
+    f'POST /show HTTP/1.1\r\n{head}Content-Length: 99\r\n\r\n{{"cou',
+    f'GET /image/0?size=large HTTP/1.1\r\n{head}\r\n',
+  ):
+    with socket.create_connection(('127.0.0.1', fresh.port)) as browser:
+      browser.sendall(request.encode())
+      time.sleep(0.2)
+  assert fresh.ask('show')[0] == 200
+  fresh.stop()  # Then all is logged.
+  logger.removeHandler(handler)
+  assert [record.getMessage() for record in logged] == []
 
 
 def test_pictures_are_made_anew(shared):

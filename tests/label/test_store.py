@@ -165,6 +165,11 @@ def test_class_names_that_are_refused(store, name, reason):
   assert not store.classes
 
 
+def test_classes_of_a_run_that_cannot_be_folders_are_refused(folder):
+  with pytest.raises(UserError, match="'cats/dogs' has a slash"):
+    Store(folder, ['bird', 'cats/dogs'])
+
+
 def test_class_names_that_are_one(store):
   assert check_class(' cafe\u0301 ') == 'caf\u00e9'
   assert store.add_class('Cat') == store.add_class('cat') == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_report import Page, fake_predictions, write_run
 
-from flatmatch_jax.data import Dataset, choice
+from flatmatch_jax.data import Dataset
 from flatmatch_jax.report import (
   advice,
   comparison,
@@ -100,31 +100,6 @@ def test_advice_finds_wrong_labels_and_images_of_doubt(dataset):
   assert found.labeled_path == 'labeled/x/0.png'
 
 
-def test_images_that_the_network_is_sure_of_are_not_to_be_labeled(
-  dataset, monkeypatch
-):
-  """However many unsure ones they lie between."""
-  run = trained(dataset)
-  classify = run.classify
-
-  def unsure(*args):
-    (probs,) = classify(*args)
-    probs[np.arange(len(probs)) % 2 == 0] = [0.4, 0.35, 0.25]
-    return [probs]
-
-  run.classify = unsure
-
-  def order(new, labeled, probabilities):
-    assert len(new) == len(probabilities) == 20
-    assert (probabilities.max(-1) == 0.4).all()
-    return range(20)
-
-  monkeypatch.setattr(advice, '_UNSURE', 20)
-  monkeypatch.setattr(choice, 'order', order)
-  found = advice.advise(run, dataset, SPLIT)
-  assert {shown.confidence for shown in found.to_label} == {0.4}
-
-
 def test_where_the_network_disagrees_it_is_asked_itself():
   own = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
   others = np.array([[0.3, 0.7], [1.0, 0.0], [0.8, 0.2]])
@@ -147,7 +122,7 @@ def test_pixels_are_a_baseline(dataset, monkeypatch):
   rows = np.arange(0, 36, 2)
   labels = dataset.train_labels[rows].copy()
   labels[:3] = (labels[:3] + 1) % 3
-  monkeypatch.setattr(advice, '_MOST', 4)  # At a time.
+  monkeypatch.setattr(advice, '_AT_A_TIME', 4)  # At a time.
   error = advice.pixels_error(
     dataset, SPLIT, dataset.train_images[rows], labels
   )

@@ -29,7 +29,8 @@ from flatmatch_jax.report import (
   single,
 )
 from flatmatch_jax.run import reference
-from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli
 from flatmatch_jax.training import classify, load
 

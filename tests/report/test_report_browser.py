@@ -153,6 +153,27 @@ def test_everything_is_seen(browser, pages, name, size, dark):
   assert min(contrasts) > [4.5], min(contrasts)
 
 
+# For 5 to 11 tiles, how many cells of the last row are taken.
+LAST_ROWS = """
+(() => {
+  const list = document.querySelector('.tiles'), tile = list.firstChild;
+  return [5, 6, 7, 8, 9, 10, 11].map(number => {
+    list.replaceChildren(
+      ...Array.from({length: number}, () => tile.cloneNode(true)));
+    const tops = [...list.children].map(t => t.getBoundingClientRect().top);
+    return tops.filter(top => top === tops.at(-1)).length;
+  });
+})()
+"""
+
+
+@pytest.mark.parametrize('width', [390, 700, 1000, 1280])
+def test_no_tile_is_alone_in_the_last_row(browser, pages, width):
+  browser.look(width, 900)
+  browser.open(pages['one'])
+  assert min(browser.evaluate(LAST_ROWS)) > 1
+
+
 def test_scheme_is_the_one_the_user_prefers(browser, pages):
   colors = []
   for dark in (False, True):

@@ -14,7 +14,8 @@ from benchmarks import references
 from configs import digits
 from flatmatch_jax import data
 from flatmatch_jax.run import plots, reference
-from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.training import loop
 from flatmatch_jax.types import UserError
 

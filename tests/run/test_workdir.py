@@ -8,7 +8,7 @@ import socket
 import ml_collections
 import pytest
 
-from flatmatch_jax.run import workdir
+from flatmatch_jax.run import settings
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed
 from flatmatch_jax.types import UserError
@@ -103,7 +103,7 @@ def config(**changes):
 
 def test_the_same_config_is_accepted(files):
   files.check_config(config())  # A new folder takes any.
-  files.write('config.json', workdir.as_dict(config()))
+  files.write('config.json', settings.as_dict(config()))
   files.check_config(config())
 
 
@@ -116,7 +116,7 @@ def test_the_same_config_is_accepted(files):
   ],
 )
 def test_where_and_how_often_may_change(files, changes):
-  files.write('config.json', workdir.as_dict(config()))
+  files.write('config.json', settings.as_dict(config()))
   files.check_config(config(**changes))
 
 
@@ -147,7 +147,7 @@ def test_where_and_how_often_may_change(files, changes):
   ],
 )
 def test_another_config_is_refused_by_its_fields(files, changes, named):
-  files.write('config.json', workdir.as_dict(config()))
+  files.write('config.json', settings.as_dict(config()))
   files.check_config(config(**changes))  # Nothing was computed: it is free.
   (files.checkpoints / '3.orbax-checkpoint-tmp').mkdir(parents=True)
   files.check_config(config(**changes))  # Nor was anything saved whole.
@@ -161,7 +161,7 @@ def test_another_config_is_refused_by_its_fields(files, changes, named):
 
 
 def test_config_survives_the_file(files):
-  files.write('config.json', workdir.as_dict(config()))
+  files.write('config.json', settings.as_dict(config()))
   read = files.config()
   assert read.method_args.decay == 0.99
   assert list(read.mean) == [0.5, 0.25]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import runs
 
 ALONE = """
@@ -83,6 +84,37 @@ def test_second_request_ends_the_process_without_waiting_for_python():
   assert done.returncode == -signal.SIGINT
   assert done.stdout == ''
   assert 'Traceback' not in done.stderr
+
+
+BUSY = """
+import hashlib
+from flatmatch_jax.system import signals
+with signals.stop_requests():
+  print('ready', flush=True)
+  hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)  # As XLA compiles.
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_both_requests_are_answered_while_python_waits(number):
+  process = subprocess.Popen(
+    [sys.executable, '-c', BUSY],
+    env=environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+  try:
+    assert process.stdout.readline() == b'ready\n'
+    process.send_signal(number)
+    assert process.stderr.readline() == b'\n'
+    assert b'being compiled is finished first' in process.stderr.readline()
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(timeout=20) == -number
+  finally:
+    process.kill()
+    process.communicate()
 
 
 def test_study_lets_its_runs_save(tmp_path):

@@ -157,4 +157,6 @@ def test_log_has_the_estimate_before_the_first_step(tmp_path_factory):
     rf'About \d+ s for {STEPS} steps .* \(by a trial step\)', log
   )
   assert found.start() < log.index('The first step was done')
+  # All is compiled by then.
+  assert log.index('Compiling the measurements.') < found.start()
   assert 'measured over' not in log

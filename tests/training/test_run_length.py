@@ -10,7 +10,8 @@ import pytest
 from configs import cifar10, digits
 from flatmatch_jax import data, methods, sweep
 from flatmatch_jax.data import augment
-from flatmatch_jax.run.workdir import Workdir, as_dict
+from flatmatch_jax.run.settings import as_dict
+from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.step import recipes
 from flatmatch_jax.training import load, loop, run_length, traced
 
