@@ -77,6 +77,7 @@ class Bucket:
       'STORAGE_EMULATOR_HOST': url,
       'GOOGLE_CLOUD_PROJECT': 'test',
       'https_proxy': url,
+      'no_proxy': 'localhost',  # For processes that find each other there.
       'CURL_CA_BUNDLE': str(ca),
       'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'token',
       'NO_GCE_CHECK': 'true',
