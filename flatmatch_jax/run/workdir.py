@@ -42,7 +42,6 @@ _PACKAGES = (
   'optax',
   'orbax-checkpoint',
   'ml_collections',
-  'clu',
   'tensorflow-datasets',
   'numpy',
   'scikit-learn',
