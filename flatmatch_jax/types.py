@@ -66,10 +66,10 @@ class PseudoLabels(NamedTuple):
 
 
 class Entries(NamedTuple):
-  """What a step writes into a table [N]."""
+  """What a step writes into a table [N, …]."""
 
   rows: jax.Array  # [U], N where nothing is written.
-  values: jax.Array  # [U]
+  values: jax.Array  # [U, …]
 
 
 class Pending(NamedTuple):

@@ -7,6 +7,9 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
 # config.compilation_cache='auto' leaves it so: no test writes to the user's.
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', '')
+# TensorStore gives a silent request up, in all tests: it reads this only once.
+os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS', '1')
+os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES', '1')
 # Compiling is most of the tests' time: four times less without LLVM's passes,
 # and three times less again by the older emitters of fusions. Eight devices on
 # two busy cores may wait long for each other; XLA would abort after 40 s.
@@ -201,7 +204,7 @@ def stopped_after(monkeypatch):
 
 @pytest.fixture(scope='module')
 def tiny_network():
-  """Every config's model is the tiny network, and TensorFlow is not loaded."""
+  """Every config's model is the tiny network; nothing is for TensorBoard."""
 
   def tiny(name, num_classes, heads=(), dtype='', remat=False):
     del dtype, remat

@@ -209,6 +209,10 @@ class Checkpoints:
           best_fn=_error,
           best_mode='min',
           cleanup_tmp_directories=True,
+          # Otherwise Orbax waits for a folder that is refused for 5 minutes.
+          async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False
+          ),
         ),
       )
     return self._manager

@@ -8,6 +8,7 @@ import time
 import numpy as np
 from tqdm import tqdm
 
+from flatmatch_jax.run.events import Events
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed, messages
 from flatmatch_jax.system.files import writing
@@ -73,9 +74,7 @@ class Progress:
       }
       if tensorboard is not None:
         with writing(workdir.tensorboard):
-          tensorboard.write_scalars(
-            step, scalars | {'images_per_second': speed}
-          )
+          tensorboard.write(step, scalars | {'images_per_second': speed})
       for key, value in scalars.items():
         finite.setdefault(key, []).append(value)
     means = {key: statistics.fmean(values) for key, values in finite.items()}
@@ -104,13 +103,6 @@ class Progress:
       f'{speed:.0f} images/s, {eta} left'
     )
 
-  def flush(self) -> None:
-    """To be called before a checkpoint: TensorBoard has what it comes after."""
-    for workdir, tensorboard in self._writers:
-      if tensorboard is not None:
-        with writing(workdir.tensorboard):
-          tensorboard.flush()
-
   def images_per_second(self, since=None) -> float:
     """Training images a second since (images, time), or since the start."""
     before, began = since or self._start
@@ -128,13 +120,11 @@ class Progress:
 
 
 def _tensorboard_writers(workdirs):
-  """clu's writers; None, said aloud, where TensorFlow is not installed."""
+  """One each, of the process that writes."""
   if not distributed.is_first():
     return [None] * len(workdirs)
-  messages.quiet_tensorflow()
-  try:
-    from clu import metric_writers  # Loads TensorFlow: seconds.
-  except ImportError as error:
-    messages.say(f'No TensorBoard events: {error}.')
-    return [None] * len(workdirs)
-  return [metric_writers.SummaryWriter(str(w.events)) for w in workdirs]
+  writers = []
+  for workdir in workdirs:
+    with writing(workdir.tensorboard):
+      writers.append(Events(workdir.events))
+  return writers

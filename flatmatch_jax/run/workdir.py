@@ -29,7 +29,6 @@ _PACKAGES = (
   'optax',
   'orbax-checkpoint',
   'ml_collections',
-  'clu',
   'tensorflow-datasets',
   'numpy',
   'scikit-learn',

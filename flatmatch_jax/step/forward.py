@@ -137,14 +137,15 @@ def with_scaled_gradients(forward: Forward, scale) -> Forward:
   return scaled
 
 
-@jax.custom_vjp
 def _times_in_backward(tree, factor):
-  """`tree`; its gradient is multiplied by `factor`."""
-  del factor
-  return tree
+  """`tree`; its gradient is multiplied by `factor`.
 
+  A `custom_vjp` would make zeros of the gradients that a view does not get, and
+  the network would pass them back.
+  """
 
-_times_in_backward.defvjp(
-  lambda tree, factor: (tree, factor),
-  lambda factor, grads: (jax.tree.map(lambda g: g * factor, grads), None),
-)
+  def leaf(x):
+    still = jax.lax.stop_gradient(x)
+    return still + factor * (x - still)
+
+  return jax.tree.map(leaf, tree)

@@ -257,7 +257,11 @@ def _unless_finite_keep(before, after, metrics, entries):
   data follow, goes on.
   """
   looked_at = [metrics[name] for name in MUST_BE_FINITE if name in metrics]
-  looked_at += jax.tree.leaves((after.batch_stats, after.method, after.perturb))
+  # Tables are those of before, and too large to be read at every step.
+  method = after.method
+  if entries:
+    method = method._replace(**dict.fromkeys(entries, ()))
+  looked_at += jax.tree.leaves((after.batch_stats, method, after.perturb))
   finite = jnp.all(jnp.stack([jnp.isfinite(x).all() for x in looked_at]))
   # A table is the same in both, and XLA leaves it where it is.
   state = jax.tree.map(

@@ -193,20 +193,22 @@ def daso_state(length=3, seed=3):
   """In the middle of training."""
   rng = np.random.default_rng(seed)
   state = DASOState(
-    queue=jnp.zeros((NUM_CLASSES, length, SIZE)),
+    queue=jnp.zeros((NUM_CLASSES * length, SIZE)),
+    sums=jnp.zeros((NUM_CLASSES, SIZE)),
     entered=jnp.zeros(NUM_CLASSES, jnp.int32),
     counts=jnp.array([5, 0, 2, 1]),
     shares=jnp.array([0.6, 0.2, 0.15, 0.05]),
   )
   features = jnp.float32(rng.normal(size=(9, SIZE)))
-  return enter(state, features, jnp.arange(9) % NUM_CLASSES)
+  return enter(state, features, jnp.arange(9) % NUM_CLASSES).written()
 
 
 def test_daso_keeps_the_last_images_of_each_class():
   length, rng = 3, np.random.default_rng(0)
   queues = [collections.deque(maxlen=length) for _ in range(NUM_CLASSES)]
   state = daso_state(length)._replace(
-    queue=jnp.zeros((NUM_CLASSES, length, SIZE)),
+    queue=jnp.zeros((NUM_CLASSES * length, SIZE)),
+    sums=jnp.zeros((NUM_CLASSES, SIZE)),
     entered=jnp.zeros(NUM_CLASSES, jnp.int32),
   )
   close(prototypes(state), np.zeros((NUM_CLASSES, SIZE)))
@@ -214,7 +216,7 @@ def test_daso_keeps_the_last_images_of_each_class():
   for _ in range(6):
     label = rng.choice(NUM_CLASSES, B, p=[0.6, 0.2, 0.18, 0.02])
     features = rng.normal(size=(B, SIZE))
-    state = enter(state, jnp.float32(features), jnp.asarray(label))
+    state = enter(state, jnp.float32(features), jnp.asarray(label)).written()
     for row, k in zip(features, label, strict=True):
       queues[k].append(row)
     expected = [np.mean(q, 0) if q else np.zeros(SIZE) for q in queues]
@@ -240,11 +242,8 @@ def test_daso_blends_by_how_often_a_class_is_guessed():
   ((value, after, metrics), student, teacher), features = call_daso(
     state, weight=2.0, alignment_weight=3.0
   )
-  centers = unit(
-    np.float64(
-      prototypes(enter(state, jnp.float32(features), jnp.asarray(LABEL)))
-    )
-  )
+  entered = enter(state, jnp.float32(features), jnp.asarray(LABEL)).state
+  centers = unit(np.float64(prototypes(entered)))
   similar = lambda found: unit(found[2]) @ centers.T / 0.05
   semantic = softmax(similar(teacher['weak']))
   probs = softmax(teacher['weak'][0])
@@ -259,8 +258,8 @@ def test_daso_blends_by_how_often_a_class_is_guessed():
   close(value.labeled, cross_entropy(student['labeled'][0], LABEL).mean())
   assert_guesses(metrics, guess, mask)
   counts = np.bincount(guess, minlength=NUM_CLASSES)
-  np.testing.assert_array_equal(after.counts, state.counts + counts)
-  np.testing.assert_array_equal(after.shares, state.shares)
+  np.testing.assert_array_equal(after.state.counts, state.counts + counts)
+  np.testing.assert_array_equal(after.state.shares, state.shares)
 
 
 def test_daso_starts_as_fixmatch_and_counts_by_intervals():
@@ -270,14 +269,14 @@ def test_daso_starts_as_fixmatch_and_counts_by_intervals():
   close(value, fixmatch, rtol=1e-6)
   assert_guesses(metrics, *guesses)
   counts = state.counts + np.bincount(guesses.label, minlength=NUM_CLASSES)
-  close(after.shares, counts / counts.sum())
-  np.testing.assert_array_equal(after.counts, np.zeros(NUM_CLASSES))
+  close(after.state.shares, counts / counts.sum())
+  np.testing.assert_array_equal(after.state.counts, np.zeros(NUM_CLASSES))
 
 
 def test_daso_keeps_features_of_the_averaged_weights():
   setup = Setup('daso')
   state = setup.init()
-  assert state.method.queue.shape == (NUM_CLASSES, 256, 16)
+  assert state.method.queue.shape == (256 * NUM_CLASSES, 16)
   average = jax.tree.map(lambda x: 2 * x, state.params)
   state = state.replace(ema_params=average)
   batch = make_batch()

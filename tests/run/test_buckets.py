@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 
-from clu import metric_writers
 import conftest
 import gcs
 import numpy as np
@@ -21,6 +20,8 @@ import runs
 from flatmatch_jax import analyze, evaluate, predict, sweep
 from flatmatch_jax.export import __main__ as export
 from flatmatch_jax.report import __main__ as report
+from flatmatch_jax.run.checkpoint import Checkpoints
+from flatmatch_jax.run.events import Events
 from flatmatch_jax.run.workdir import Workdir, saved_steps
 from flatmatch_jax.system import buckets, cli, files
 from flatmatch_jax.training import loop
@@ -145,7 +146,6 @@ def test_refused_while_saving(bucket, finished, tmp_path, capsys):
   bucket.fail(
     403,
     method='POST',
-    # If a folder cannot be made, Orbax waits for it for five minutes.
     path='checkpoints/4/commit_success',
     text='no storage.objects.create',
   )
@@ -162,6 +162,26 @@ def test_refused_while_saving(bucket, finished, tmp_path, capsys):
   loop.train_and_evaluate(CONFIG, 'gs://bucket/run')
   assert 'Resuming from step 3 of 6' in capsys.readouterr().err
   assert_same_run(bucket, finished, tmp_path)
+
+
+@pytest.mark.parametrize('folder', ['', 'state/'])
+def test_refused_folder_of_a_checkpoint_is_one_line_soon(folder, bucket):
+  # TensorFlow remembers for seconds what there was in the other test.
+  place = f'gs://bucket/soon{len(folder)}'
+  saved = Checkpoints(files.to_path(place))
+  save = lambda step: saved.save(step, {'x': np.arange(3)}, {}, None)
+  save(1)
+  saved.wait()
+  bucket.fail(403, method='POST', path=f'/2/{folder}&')
+  began = time.monotonic()
+  with pytest.raises(UserError, match=f'write {place}: permission denied'):
+    save(2)
+  assert time.monotonic() - began < 60
+  assert saved.steps() == [1]
+  bucket.heal()
+  save(2)
+  saved.close()
+  assert saved.steps() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -299,14 +319,14 @@ def test_object_is_whole_or_the_old_one(bucket, path):
 def test_events_of_tensorboard_are_put_whole(bucket):
   workdir = Workdir('gs://bucket/run')
   with workdir.lock():
-    writer = metric_writers.SummaryWriter(str(workdir.events))
+    writer = Events(workdir.events)
     for step in (1, 2):
-      writer.write_scalars(step, {'loss': 0.5})
-      writer.flush()
+      writer.write(step, {'loss': 0.5})
       workdir.sync_metrics()
       (file,) = workdir.events.iterdir()
       found = bucket.contents('run/tensorboard')
       assert found == {file.name: file.read_bytes()}
+      assert found[file.name].count(b'loss') == step
     writer.close()
   assert '.lock' not in bucket.contents('run')
 

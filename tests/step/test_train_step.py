@@ -344,6 +344,15 @@ def test_scaled_gradients_are_the_plain_ones_bit_for_bit(batch):
   trees_equal(comparable(after), comparable(plain))
 
 
+@pytest.mark.parametrize('recipe', ['plain', 'flatmatch'])
+def test_scaled_gradients_cost_no_pass(recipe, batch):
+  setup = Setup('fixmatch', recipe)
+  parts = setup.forward, setup.method, setup.tx, setup.recipe, setup.perturb
+  scaled = train_step.make_train_step(*parts, float16=True)
+  count = lambda step: jax.jit(step).lower(setup.init(), batch).cost_analysis()
+  assert count(scaled)['flops'] < 1.1 * count(setup.step)['flops']
+
+
 @pytest.mark.parametrize('skipped', [0, 3, 40])
 def test_each_skipped_step_halves_the_scale_of_float16(skipped, batch):
   """Seen where gradients leave the network in float16's place."""

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 
+import gcs
 import jax
 import numpy as np
 import processes
@@ -181,6 +182,26 @@ def test_killed_process_ends_the_other_and_nothing_is_lost(
   for name in ('metrics.jsonl', 'fixed.json', 'split.json'):
     assert (workdir / name).read_bytes() == (two[0] / name).read_bytes()
   states = [state_of(w, monkeypatch) for w in (workdir, two[0])]
+  jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_run_in_a_bucket_stops_and_resumes_to_the_same_bits(
+  env, two, tmp_path, monkeypatch
+):
+  """The processes share no disk, as on the machines of a pod."""
+  url, stop = 'gs://bucket/run', lambda w: signalled(w, 4, 'SIGTERM', number=1)
+  with gcs.serving(tmp_path) as bucket:
+    # Paths in buckets need TensorFlow.
+    env = env | bucket.environment | {'PYTHONPATH': str(processes.ROOT)}
+    stopped, _ = train(2, url, env, [143, 143], stop)
+    assert '.lock' not in bucket.contents('run')
+    resumed, _ = train(2, url, env)
+    here = bucket.download('run', tmp_path / 'run')
+  at = re.search(r'step (\d+) is saved', stopped.output)[1]
+  assert f'Resuming from step {at} of {STEPS}' in resumed.output
+  for name in ('metrics.jsonl', 'fixed.json', 'split.json'):
+    assert (here / name).read_bytes() == (two[0] / name).read_bytes()
+  states = [state_of(w, monkeypatch) for w in (here, two[0])]
   jax.tree.map(np.testing.assert_array_equal, *states)
 
 
