@@ -8,7 +8,6 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from flatmatch_jax.run.events import Events
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import distributed, messages
 from flatmatch_jax.system.files import writing
@@ -123,6 +122,8 @@ def _tensorboard_writers(workdirs):
   """One each, of the process that writes."""
   if not distributed.is_first():
     return [None] * len(workdirs)
+  from flatmatch_jax.run.events import Events  # Loads TensorBoard.
+
   writers = []
   for workdir in workdirs:
     with writing(workdir.tensorboard):
