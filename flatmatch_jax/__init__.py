@@ -29,7 +29,7 @@ def __dir__():
   return sorted([*globals(), *_PUBLIC])
 
 
-_NEEDED = ('absl', 'jax', 'flax', 'optax', 'orbax', 'ml_collections')
+_NEEDED = ('absl', 'jax', 'flax', 'optax', 'orbax', 'clu', 'ml_collections')
 
 
 def begin_command() -> None:

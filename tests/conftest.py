@@ -204,7 +204,7 @@ def stopped_after(monkeypatch):
 
 @pytest.fixture(scope='module')
 def tiny_network():
-  """Every config's model is the tiny network; nothing is for TensorBoard."""
+  """Every config's model is the tiny network, and TensorFlow is not loaded."""
 
   def tiny(name, num_classes, heads=(), dtype='', remat=False):
     del dtype, remat

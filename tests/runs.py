@@ -37,7 +37,8 @@ CONFIG = f'--config={ROOT}/configs/digits.py:method=flatmatch_e,seed=1'
 def environment(folder, tensorflow=False):
   """One device, and programs compiled once for all processes.
 
-  TensorFlow takes seconds to load; without it nothing may change.
+  TensorFlow takes seconds to load; without it there are no TensorBoard events,
+  and nothing else may change.
   """
   absent = folder / 'absent' / 'tensorflow'
   absent.mkdir(parents=True, exist_ok=True)
@@ -69,12 +70,12 @@ def start(folder, args, **options):
   )
 
 
-def run(folder, args):
+def run(folder, args, tensorflow=False):
   """A process of this Python from start to end."""
   return subprocess.run(
     [sys.executable, *args],
     cwd=folder,
-    env=environment(folder),
+    env=environment(folder, tensorflow),
     capture_output=True,
     text=True,
     timeout=600,
@@ -157,7 +158,7 @@ def finished_run(tmp_path_factory):
   with (folder / 'first.lock').open('w') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     if not log.exists():
-      done = run(folder, command(folder / 'first'))
+      done = run(folder, command(folder / 'first'), tensorflow=True)
       assert done.returncode == 0, done.stderr
       log.write_text(done.stderr)
   if not (own / 'finished').exists():

@@ -50,6 +50,7 @@ def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
   _, said = runs.go_on(first, signal.SIGKILL)
   assert f'The checkpoint of step {latest} is damaged' in said
   assert f'Resuming from step {previous} of' in said
+  assert 'No TensorBoard events: no tensorflow' in said
 
   faults_others.clock_jump(lab, workdir, -2 * faults_others.DAY)
   # The time before a signal counts, or resumed runs would look fast.

@@ -73,7 +73,9 @@ class Progress:
       }
       if tensorboard is not None:
         with writing(workdir.tensorboard):
-          tensorboard.write(step, scalars | {'images_per_second': speed})
+          tensorboard.write_scalars(
+            step, scalars | {'images_per_second': speed}
+          )
       for key, value in scalars.items():
         finite.setdefault(key, []).append(value)
     means = {key: statistics.fmean(values) for key, values in finite.items()}
@@ -102,6 +104,13 @@ class Progress:
       f'{speed:.0f} images/s, {eta} left'
     )
 
+  def flush(self) -> None:
+    """To be called before a checkpoint: TensorBoard has what it comes after."""
+    for workdir, tensorboard in self._writers:
+      if tensorboard is not None:
+        with writing(workdir.tensorboard):
+          tensorboard.flush()
+
   def images_per_second(self, since=None) -> float:
     """Training images a second since (images, time), or since the start."""
     before, began = since or self._start
@@ -119,13 +128,13 @@ class Progress:
 
 
 def _tensorboard_writers(workdirs):
-  """One each, of the process that writes."""
+  """clu's writers; None, said aloud, where TensorFlow is not installed."""
   if not distributed.is_first():
     return [None] * len(workdirs)
-  from flatmatch_jax.run.events import Events  # Loads TensorBoard.
-
-  writers = []
-  for workdir in workdirs:
-    with writing(workdir.tensorboard):
-      writers.append(Events(workdir.events))
-  return writers
+  messages.quiet_tensorflow()
+  try:
+    from clu import metric_writers  # Loads TensorFlow: seconds.
+  except ImportError as error:
+    messages.say(f'No TensorBoard events: {error}.')
+    return [None] * len(workdirs)
+  return [metric_writers.SummaryWriter(str(w.events)) for w in workdirs]

@@ -29,6 +29,7 @@ _PACKAGES = (
   'optax',
   'orbax-checkpoint',
   'ml_collections',
+  'clu',
   'tensorflow-datasets',
   'numpy',
   'scikit-learn',

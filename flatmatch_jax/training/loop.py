@@ -213,6 +213,7 @@ def train(runs: list[Run], engine: Engine, state, phases: startup.Phases):
         best = lower(least, errors)
         signal = request.at_this_step()
         if best or last or signal or step % config.checkpoint_every == 0:
+          progress.flush()
           for i in live:  # All together, so that they resume together.
             member, found = engine.member(state, i), engine.metrics(metrics, i)
             seconds = phases.seconds() / len(runs)

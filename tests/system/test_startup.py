@@ -232,7 +232,7 @@ names = [m.name for m in pkgutil.walk_packages(
 assert 'flatmatch_jax.training.loop' in names, names
 for name in names:
   importlib.import_module(name)
-slow = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'tensorboard',
+slow = {'tensorflow', 'tensorflow_datasets', 'sklearn', 'clu', 'tensorboard',
         'matplotlib'}
 print(len(names), sorted(slow & set(sys.modules)))
 print(before == (absl.logging.get_verbosity(), sys.unraisablehook))

@@ -110,14 +110,18 @@ def test_split_is_the_drawn_one(finished):
 
 def test_tensorboard_shows_the_metrics(finished):
   from tensorboard.backend.event_processing import event_accumulator
+  from tensorboard.util import tensor_util
 
   events = event_accumulator.EventAccumulator(
-    str(finished / 'tensorboard'), size_guidance={'scalars': 0}
+    str(finished / 'tensorboard'), size_guidance={'tensors': 0}
   )
   events.Reload()
   shown = {
-    tag: {event.step: event.value for event in events.Scalars(tag)}
-    for tag in events.Tags()['scalars']
+    tag: {
+      event.step: float(tensor_util.make_ndarray(event.tensor_proto))
+      for event in events.Tensors(tag)
+    }
+    for tag in events.Tags()['tensors']
   }
   logged = {}
   for row in rows_of(finished):
