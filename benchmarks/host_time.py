@@ -51,6 +51,7 @@ def compile_nothing(marks: list[float]):
 def milliseconds(model: str, method: str, steps: int) -> float:
   config = digits.get_config(f'method={method}')
   config.update(model=model, steps=steps, probe_every=0, cpu_devices=1)
+  config.log_every = 100  # As other configs do.
   config.eval_every = config.checkpoint_every = steps
   marks: list[float] = []
   with (
