@@ -1,15 +1,22 @@
 """Shared by the tests: a tiny network, a batch, and steps built from them."""
 
 import os
+import tempfile
 
 # Before JAX starts: some tests compare one device with several.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
-# config.compilation_cache='auto' leaves it so: no test writes to the user's.
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', '')
 # TensorStore gives a silent request up, in all tests: it reads this only once.
 os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS', '1')
 os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES', '1')
+# A program is compiled once for all tests, in whichever process. The first one
+# makes the folder and removes it; pytest's workers, and runs that tests start,
+# inherit it. config.compilation_cache='auto' leaves it so.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+  _compiled = tempfile.TemporaryDirectory(prefix='flatmatch_jax-tests-')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = _compiled.name
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.05')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 # Compiling is most of the tests' time: four times less without LLVM's passes,
 # and three times less again by the older emitters of fusions. Eight devices on
 # two busy cores may wait long for each other; XLA would abort after 40 s.
@@ -216,28 +223,3 @@ def tiny_network():
       progress, '_tensorboard_writers', lambda workdirs: [None] * len(workdirs)
     )
     yield
-
-
-@pytest.fixture(scope='module')
-def compiled(tmp_path_factory):
-  """Programs are compiled once for all tests of a file."""
-  yield from _keep_programs(tmp_path_factory.mktemp('compiled'))
-
-
-@pytest.fixture
-def compiled_once(tmp_path):
-  """Programs are compiled for the first of several runs only."""
-  yield from _keep_programs(tmp_path / 'compiled')
-
-
-def _keep_programs(folder):
-  names = {
-    'jax_compilation_cache_dir': str(folder),
-    'jax_persistent_cache_min_compile_time_secs': 0,
-  }
-  before = {name: getattr(jax.config, name) for name in names}
-  for name, value in names.items():
-    jax.config.update(name, value)
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)

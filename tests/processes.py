@@ -103,8 +103,5 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
   (absent / '__init__.py').write_text("raise ImportError('no tensorflow')\n")
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
     'PYTHONPATH': os.pathsep.join([str(absent.parent), str(ROOT)]),
   }

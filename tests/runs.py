@@ -46,9 +46,6 @@ def environment(folder, tensorflow=False):
   paths = [str(ROOT)] if tensorflow else [str(absent.parent), str(ROOT)]
   return os.environ | {
     'JAX_NUM_CPU_DEVICES': '1',
-    'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
     'PYTHONPATH': os.pathsep.join(paths),
   }
 
@@ -162,7 +159,5 @@ def finished_run(tmp_path_factory):
       assert done.returncode == 0, done.stderr
       log.write_text(done.stderr)
   if not (own / 'finished').exists():
-    if folder != own:
-      shutil.copytree(folder / 'compiled', own / 'compiled')
     shutil.copytree(folder / 'first', own / 'finished')
   return own / 'finished', log.read_text()

@@ -53,7 +53,7 @@ def train_for(folder, name, probe_every):
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory, tiny_network, compiled):
+def folder(tmp_path_factory, tiny_network):
   return tmp_path_factory.mktemp('runs')
 
 

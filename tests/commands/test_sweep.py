@@ -51,7 +51,7 @@ def raw(state):
 
 
 @pytest.fixture(scope='module')
-def swept(tmp_path_factory, compiled, tiny_network):
+def swept(tmp_path_factory, tiny_network):
   folder = tmp_path_factory.mktemp('sweep')
   return sweep.sweep(make_config(), str(folder), SETTINGS, at_once=8)
 
@@ -116,7 +116,7 @@ def test_table_has_a_line_for_each_setting(swept):
 
 
 def test_member_that_stops_is_named_and_leaves_the_others_alone(
-  tmp_path, monkeypatch, capsys, compiled
+  tmp_path, monkeypatch, capsys
 ):
   """By the command; started again it stops where it did before."""
   monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
@@ -161,7 +161,7 @@ def test_member_that_stops_is_named_and_leaves_the_others_alone(
 
 
 def test_members_are_traced_and_compared_with_earlier_runs(
-  tmp_path, monkeypatch, capsys, compiled
+  tmp_path, monkeypatch, capsys
 ):
   band = reference.Band([50.0, 51.0, 52.0], [7, 8, 9], 0.1)
   monkeypatch.setattr(reference, 'find', lambda *args: {4: band})
@@ -190,7 +190,7 @@ def test_speed_is_of_the_members_that_go_on(tmp_path, monkeypatch):
 
 
 def test_request_to_stop_is_kept_when_the_last_member_stops(
-  tmp_path, monkeypatch, capsys, compiled
+  tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(sweep.config_lib, 'check', lambda config: None)
   still_live = loop.still_live
@@ -212,7 +212,7 @@ def test_request_to_stop_is_kept_when_the_last_member_stops(
 
 
 def test_request_to_stop_in_the_last_step_is_kept(
-  tmp_path, monkeypatch, capsys, compiled
+  tmp_path, monkeypatch, capsys
 ):
   """The members of that stack are done; those of the next have not begun."""
   step = progress.Progress.step

@@ -559,7 +559,7 @@ raise SystemExit(3)
   assert result.returncode == 3, result.stderr
 
 
-@pytest.mark.usefixtures('compiled_once', 'tiny_network')
+@pytest.mark.usefixtures('tiny_network')
 def test_run_trains_and_resumes_exactly(folder, tmp_path, stopped_after):
   # Without strong views, which take longest to compile.
   config = imagenet.get_config(

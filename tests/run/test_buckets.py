@@ -83,9 +83,9 @@ def path(bucket):
 
 
 @pytest.fixture(scope='module')
-def finished(tiny_network, compiled, tmp_path_factory):
+def finished(tiny_network, tmp_path_factory):
   """A run in a folder, and its last state."""
-  del tiny_network, compiled
+  del tiny_network
   folder = tmp_path_factory.mktemp('finished')
   return folder, loop.train_and_evaluate(CONFIG, str(folder))
 

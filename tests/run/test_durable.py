@@ -65,7 +65,7 @@ def config():
 
 
 @pytest.fixture
-def disk(monkeypatch, compiled, tiny_network):
+def disk(monkeypatch, tiny_network):
   return Disk(monkeypatch)
 
 

@@ -13,7 +13,7 @@ from flatmatch_jax.run import progress
 from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.types import UserError
 
-pytestmark = pytest.mark.usefixtures('tiny_network', 'compiled')
+pytestmark = pytest.mark.usefixtures('tiny_network')
 
 # No strong views: RandAugment takes long to compile.
 OPTIONS = {'method': 'pseudo_label', 'steps': 6, 'seed': 3}
@@ -33,7 +33,7 @@ def make_arrays(shape=(12, 9), seed=0):
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory, tiny_network, compiled):
+def finished(tmp_path_factory, tiny_network):
   """A run that was not interrupted, and its classifier."""
   workdir = tmp_path_factory.mktemp('fit') / 'run'
   return workdir, flatmatch_jax.fit(**make_arrays(), **OPTIONS, workdir=workdir)

@@ -161,7 +161,7 @@ def test_latest_and_best_checkpoints_are_kept(finished):
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory, tiny_network, compiled):
+def folder(tmp_path_factory, tiny_network):
   return tmp_path_factory.mktemp('runs')
 
 

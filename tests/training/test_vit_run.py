@@ -70,7 +70,6 @@ def _create(config):
   return made.init(jax.random.key(0))
 
 
-@pytest.mark.usefixtures('compiled_once')
 def test_run_resumes_exactly(config, tmp_path, stopped_after, capfd):
   whole = loop.train_and_evaluate(config, str(tmp_path / 'whole'))
   assert 'Loaded' in capfd.readouterr().err
