@@ -24,6 +24,7 @@ RUNS = {
   'fixmatch-250-0': 'FixMatch',
   'freematch-250-0': 'FreeMatch',
   'flatmatch-250-0': 'FlatMatch',
+  'flatmatch-250-0-steps=36000-learning_rate=0.01': 'FlatMatch, longer',
 }
 ROWS, COLUMNS = 3, 7
 GAP = 3  # Between the curves' names, in % of error.

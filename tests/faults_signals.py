@@ -63,7 +63,7 @@ def ask_to_stop(lab, workdir, number, place, count=1):
   assert code == 128 + number, stderr
   assert 'Traceback' not in stderr, stderr
   saved = f'step {runs.saved_steps(workdir)[-1]} is saved. The same command'
-  at_once = 'Stopping when this step is saved'
+  at_once = 'Stopping after this step is saved'
   assert -1 < stderr.find(at_once) < stderr.find(saved), stderr
   assert not (workdir / 'result.json').exists()
 

@@ -53,7 +53,7 @@ def daso(
       are. The paper takes 0.3 for CIFAR-10 if labeled and unlabeled images
       have different tails.
     queue: images of each class whose mean is its prototype; the state holds
-      their features, 4 bytes a number.
+      their features, 4 bytes per number.
     interval: steps over which guesses are counted.
     pretrain_steps: of FixMatch, before anything is blended.
     weight: of the loss of classes.
@@ -79,7 +79,9 @@ def daso(
     return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):
-    state, entries = enter(state, targets['features'], targets['label'])
+    state, entries = enter(
+      state, targets['features'], targets['label'], step
+    )
     blends = step >= pretrain_steps
 
     def similarities(prediction):
@@ -116,8 +118,12 @@ def daso(
   return Method(loss, prepare, init=init)
 
 
-def enter(state: DASOState, features, label) -> Pending:
-  """Puts `features` [B, D] in the places of the oldest of their classes."""
+def enter(state: DASOState, features, label, step) -> Pending:
+  """Puts `features` [B, D] in the places of the oldest of their classes.
+
+  Sums follow what comes and goes. Each step one class is summed anew, so that
+  rounding, above all of features that were large for a while, does not add up.
+  """
   classes, length = len(state.entered), queue_length(state)
   row = jnp.arange(len(label))
   same = label[:, None] == label
@@ -128,14 +134,15 @@ def enter(state: DASOState, features, label) -> Pending:
   old = state.queue[place]
   new = jnp.where(fits[:, None], features, old)
   one_hot = jax.nn.one_hot(label, classes)
-  # Rounding adds up to about 3e-5 of a sum in a million steps.
   change = jnp.dot(one_hot.T, new - old, precision='highest')
+  anew = step % classes
+  rows = jax.lax.dynamic_slice_in_dim(state.queue, anew * length, length)
   state = state._replace(
-    sums=state.sums + change,
+    sums=state.sums.at[anew].set(rows.sum(0)) + change,
     entered=state.entered + of_each_class(label, classes),
   )
-  rows = jnp.where(fits, place, len(state.queue))
-  return Pending(state, {'queue': Entries(rows, new)})
+  places = jnp.where(fits, place, len(state.queue))
+  return Pending(state, {'queue': Entries(places, new)})
 
 
 def prototypes(state: DASOState) -> jax.Array:

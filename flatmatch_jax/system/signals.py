@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import threading
@@ -11,9 +12,14 @@ from jax.experimental import multihost_utils
 from flatmatch_jax.system import distributed
 
 _ANSWER = (
-  b'\nStopping when this step is saved; what is being compiled is finished '
-  b'first. Again ends at once.\n'
+  b'\nStopping after this step is saved (a compilation in progress finishes '
+  b'first). Press Ctrl-C again to stop at once.\n'
 )
+_END = 0  # No signal has this number.
+
+_set_handler = ctypes.pythonapi.PyOS_setsig
+_set_handler.argtypes = [ctypes.c_int, ctypes.c_void_p]
+_set_handler.restype = ctypes.c_void_p
 
 
 class StopRequest:
@@ -88,27 +94,48 @@ def _answering(before: dict):
   os.set_blocking(writing, False)
 
   def answer():
-    while (found := os.read(reading, 1)) and found[0] not in before:
-      pass
-    if not found:
-      return
-    for number, handler in before.items():
-      if number == signal.SIGINT or handler == signal.SIG_DFL:
-        # As `signal.signal`, which only the main thread may call.
-        ctypes.pythonapi.PyOS_setsig(number, signal.SIG_DFL)
-    if distributed.is_first():
-      # Not by `print`, which this may have interrupted; and a reader, such as
-      # `tee`, may have ended by the same Ctrl-C.
-      with contextlib.suppress(OSError):
-        os.write(2, _ANSWER)
+    while (number := os.read(reading, 1)[0]) != _END:
+      if number in before:
+        _answer(before)
+        return
 
+  _keep_signals_of_children_apart()
   thread = threading.Thread(target=answer, daemon=True)
   thread.start()
   old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
   try:
     yield
   finally:
-    signal.set_wakeup_fd(old)
-    os.close(writing)
+    _wake(old)
+    with contextlib.suppress(BlockingIOError):  # Then it reads signals.
+      os.write(writing, bytes([_END]))
     thread.join()
+    os.close(writing)
     os.close(reading)
+
+
+def _answer(before: dict) -> None:
+  for number, handler in before.items():
+    if number == signal.SIGINT or handler == signal.SIG_DFL:
+      # As `signal.signal`, which only the main thread may call.
+      _set_handler(number, int(signal.SIG_DFL))
+  if distributed.is_first():
+    # Not by `print`, which this may have interrupted; and a reader, such as
+    # `tee`, may have ended by the same Ctrl-C.
+    with contextlib.suppress(OSError):
+      os.write(2, _ANSWER)
+
+
+def _wake(descriptor: int) -> None:
+  """Gives numbers of signals to `descriptor`, unless it has been closed."""
+  try:
+    signal.set_wakeup_fd(descriptor)
+  except (OSError, ValueError):
+    signal.set_wakeup_fd(-1)
+
+
+@functools.cache
+def _keep_signals_of_children_apart() -> None:
+  """A forked process has the same pipe, but its signals are its own."""
+  leave = lambda: signal.set_wakeup_fd(-1)
+  os.register_at_fork(after_in_child=leave)

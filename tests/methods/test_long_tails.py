@@ -200,7 +200,7 @@ def daso_state(length=3, seed=3):
     shares=jnp.array([0.6, 0.2, 0.15, 0.05]),
   )
   features = jnp.float32(rng.normal(size=(9, SIZE)))
-  return enter(state, features, jnp.arange(9) % NUM_CLASSES).written()
+  return enter(state, features, jnp.arange(9) % NUM_CLASSES, 0).written()
 
 
 def test_daso_keeps_the_last_images_of_each_class():
@@ -213,15 +213,25 @@ def test_daso_keeps_the_last_images_of_each_class():
   )
   close(prototypes(state), np.zeros((NUM_CLASSES, SIZE)))
   # Often more of a class than it keeps; the last class is rare.
-  for _ in range(6):
+  for step in range(6):
     label = rng.choice(NUM_CLASSES, B, p=[0.6, 0.2, 0.18, 0.02])
     features = rng.normal(size=(B, SIZE))
-    state = enter(state, jnp.float32(features), jnp.asarray(label)).written()
+    state = enter(state, jnp.float32(features), label, step).written()
     for row, k in zip(features, label, strict=True):
       queues[k].append(row)
     expected = [np.mean(q, 0) if q else np.zeros(SIZE) for q in queues]
     close(prototypes(state), expected)
   assert state.entered.max() > 4 * length
+
+
+def test_daso_forgets_the_rounding_of_large_features():
+  state, label = daso_state(2), np.arange(B) % NUM_CLASSES
+  rng = np.random.default_rng(0)
+  for step, size in enumerate([1, 1e8, *(2 * NUM_CLASSES * [1])]):
+    features = jnp.float32(size * rng.normal(size=(B, SIZE)))
+    state = enter(state, features, label, step).written()
+  sums = state.queue.reshape(NUM_CLASSES, 2, SIZE).sum(1)
+  close(state.sums, sums, rtol=1e-4, atol=1e-5)
 
 
 def call_daso(state, step=50, **arguments):
@@ -242,7 +252,7 @@ def test_daso_blends_by_how_often_a_class_is_guessed():
   ((value, after, metrics), student, teacher), features = call_daso(
     state, weight=2.0, alignment_weight=3.0
   )
-  entered = enter(state, jnp.float32(features), jnp.asarray(LABEL)).state
+  entered = enter(state, jnp.float32(features), jnp.asarray(LABEL), 50).state
   centers = unit(np.float64(prototypes(entered)))
   similar = lambda found: unit(found[2]) @ centers.T / 0.05
   semantic = softmax(similar(teacher['weak']))

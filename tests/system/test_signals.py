@@ -107,7 +107,7 @@ def test_both_requests_are_answered_while_python_waits(number):
     assert process.stdout.readline() == b'ready\n'
     process.send_signal(number)
     assert process.stderr.readline() == b'\n'
-    assert b'being compiled is finished first' in process.stderr.readline()
+    assert b'Stopping after this step' in process.stderr.readline()
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(number)
@@ -115,6 +115,34 @@ def test_both_requests_are_answered_while_python_waits(number):
   finally:
     process.kill()
     process.communicate()
+
+
+FORKS = """
+import os, signal, time
+from flatmatch_jax.system import signals
+with signals.stop_requests() as request:
+  child = os.fork()
+  while not child:
+    signal.pause()
+  time.sleep(0.2)
+  os.kill(child, signal.SIGTERM)  # Caught there: the child goes on.
+  time.sleep(0.2)
+  assert request.signal is None
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(0.2)
+  assert request.signal == signal.SIGTERM
+os.kill(child, signal.SIGKILL)
+"""
+
+
+def test_requests_to_children_are_theirs():
+  """And one that lives on, with copies of all pipes, is not waited for."""
+  command = [sys.executable, '-W', 'ignore', '-c', FORKS]
+  done = subprocess.run(
+    command, env=environment(), capture_output=True, text=True, timeout=60
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count('Stopping') == 1
 
 
 def test_study_lets_its_runs_save(tmp_path):
