@@ -18,7 +18,7 @@ _CELL, _BINS, _FEATURES = 8, 8, 64
 
 
 def shuffled(paths: Sequence[str]) -> list[int]:
-  """Rows of `paths` in random order: the same one whoever asks.
+  """Rows of `paths` in random order, which depends on nothing but the paths.
 
   The order of two paths does not depend on which others there are.
   """
@@ -47,8 +47,8 @@ def order(
   """
   if probabilities is None:
     return _spread(new, labeled)
-  # Of all images the best to label may be one that the model is sure of, in
-  # the middle of others that it is not.
+  # The best image to label may be one that the model is sure of, surrounded by
+  # others that it is not; only the latter are considered.
   rows = np.argsort(-doubt(probabilities), kind='stable')
   unsure = rows[:UNSURE]
   best = _spread(new[unsure], labeled, doubt(probabilities[unsure]))

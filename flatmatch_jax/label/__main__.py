@@ -13,6 +13,7 @@ import importlib.util
 import secrets
 import threading
 
+from flatmatch_jax.data import choice
 from flatmatch_jax.label.rank import Ranking
 from flatmatch_jax.label.store import Store
 from flatmatch_jax.system import cli, messages
@@ -45,8 +46,10 @@ def main():
   if store.links:
     messages.say(f'Passed over {store.links} links: only files are moved.')
   ranking = Ranking(store, model)
-  if model:  # The page would show others meanwhile.
-    messages.say('Choosing the images that the model is unsure of.')
+  if model:  # Otherwise the page would first show another order.
+    number = min(len(store.pending), choice.MOST)
+    count = messages.count(number, 'image')
+    messages.say(f'Looking for those that the model is unsure of, in {count}.')
     ranking.run()
   else:
     threading.Thread(target=ranking.run, daemon=True).start()

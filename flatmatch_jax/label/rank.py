@@ -1,12 +1,14 @@
-"""The order of the images, worked out while the first ones are labeled."""
+"""The order of the images to label; without a model found in the meantime."""
 
 import pathlib
 from typing import NamedTuple
 
+from jax.errors import JaxRuntimeError
 import numpy as np
 
 from flatmatch_jax.data import choice, images
 from flatmatch_jax.label.store import Store
+from flatmatch_jax.system import messages
 from flatmatch_jax.training.classifier import BATCH, Classifier
 from flatmatch_jax.types import UserError
 
@@ -45,8 +47,9 @@ class Ranking:
         self._rank(drawn[:size])
         if size >= len(drawn):
           break
-    except (UserError, OSError, MemoryError):
-      pass  # Then they come in random order.
+    except (UserError, OSError, MemoryError, JaxRuntimeError) as error:
+      reason = str(error).splitlines()[0] if str(error) else 'no memory'
+      messages.say(f'Images come in random order: {reason}')
     finally:
       self.busy = ''
 

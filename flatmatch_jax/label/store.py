@@ -55,7 +55,8 @@ class Store:
   """
 
   def __init__(self, folder: str, class_names: Iterable[str] = ()):
-    known = list(map(check_class, class_names))  # Of a run on other data.
+    # First, as the run may have used other data.
+    known = list(map(check_class, class_names))
     self.root = pathlib.Path(folder).expanduser().resolve()
     if not self.root.is_dir():
       raise UserError(

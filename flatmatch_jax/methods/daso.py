@@ -79,9 +79,7 @@ def daso(
     return Prepared(views, targets)
 
   def loss(student, teacher, targets, state, step):
-    state, entries = enter(
-      state, targets['features'], targets['label'], step
-    )
+    state, entries = enter(state, targets['features'], targets['label'], step)
     blends = step >= pretrain_steps
 
     def similarities(prediction):

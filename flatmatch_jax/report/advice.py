@@ -10,7 +10,7 @@ from flatmatch_jax.training.load import Run
 OWN = ('folder', 'npz')  # Datasets that can get more labels.
 SHOWN = 12
 _ASKED = 20  # Unlabeled images about a label.
-_AT_A_TIME = 4096  # Images in memory as numbers of the regression.
+_AT_A_TIME = 4096  # Images per batch of the regression.
 _MOST_FITTED = 1000  # Labeled images that logistic regression learns from.
 
 

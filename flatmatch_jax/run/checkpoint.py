@@ -115,7 +115,7 @@ class Checkpoints:
       if any(words in reason for words in _OTHERS):
         reason = (
           'its arrays are of another network, method or number of classes than '
-          'config.json and dataset.json say'
+          'config.json and dataset.json say, or of an earlier version'
         )
     if not distributed.everywhere(not reason):
       return None, None, reason or 'another process cannot read it'

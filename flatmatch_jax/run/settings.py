@@ -1,6 +1,9 @@
-"""In what the configs of runs differ."""
+"""How the configs of runs differ."""
 
+import copy
 import json
+
+import ml_collections
 
 # Fields that may change between two starts of one run: they say where and how
 # often, not what is computed.
@@ -61,17 +64,18 @@ def differences(configs: list[dict]) -> list[str]:
 
 
 def changes(there: dict, config) -> list[str]:
-  """In what `config` differs from that of a run, as texts.
+  """How `config` differs from that of a run, as texts.
 
   What follows from another field is left out: from `steps`, a method's
   arguments from the method, and choices after the colon, which are fields too.
   """
   there, here = flatten(there), flatten(as_dict(config))
-  expected = here | _at(config, there.get('steps')) | {'steps': here['steps']}
+  expected = _at(config, there.get('steps'), here) | {'steps': here['steps']}
   found = [
     key
     for key in sorted(there | here)
-    if there.get(key) != expected.get(key) and key not in FREE
+    if there.get(key) not in (here.get(key), expected.get(key))
+    and key not in FREE
   ]
   if 'method' in found:
     one_sided = there.keys() ^ here.keys()
@@ -87,12 +91,11 @@ def changes(there: dict, config) -> list[str]:
   ]
 
 
-def _at(config, steps) -> dict:
-  """The config with another number of steps, which others may follow."""
-  if not isinstance(steps, int):  # Somebody edited the file.
-    return {}
-  config.steps, usual = steps, config.steps
-  try:
-    return flatten(as_dict(config))
-  finally:
-    config.steps = usual
+def _at(config, steps, here: dict) -> dict:
+  """What `here`, its fields, are at another number of steps, by references."""
+  frozen = isinstance(config, ml_collections.FrozenConfigDict)
+  if frozen or type(steps) is not int:  # Or somebody edited the file.
+    return here
+  other = copy.deepcopy(config)
+  other.steps = steps
+  return flatten(as_dict(other))

@@ -141,7 +141,7 @@ def _times_in_backward(tree, factor):
   """`tree`; its gradient is multiplied by `factor`.
 
   A `custom_vjp` would make zeros of the gradients that a view does not get, and
-  the network would pass them back.
+  the network would pass them back. Infinities become NaN.
   """
 
   def leaf(x):

@@ -257,7 +257,7 @@ def _unless_finite_keep(before, after, metrics, entries):
   data follow, goes on.
   """
   looked_at = [metrics[name] for name in MUST_BE_FINITE if name in metrics]
-  # Tables are those of before, and too large to be read at every step.
+  # Tables are unchanged so far, and too large to check at every step.
   method = after.method
   if entries:
     method = method._replace(**dict.fromkeys(entries, ()))

@@ -1,5 +1,6 @@
-"""In what configs differ, as a refusal says it."""
+"""How configs differ, as a refusal says it."""
 
+import ml_collections
 import pytest
 
 from configs import cifar10, digits
@@ -37,6 +38,12 @@ def config(argument='', **changes):
       ['learning_rate (0.1 there, 0.2 now)', 'method (flatmatch there, fix'],
     ),
     (config(data_dir='a'), config(data_dir='b'), []),
+    # Equal by chance: what was set is what follows now.
+    (
+      config(steps=300, ema_decay=config().ema_decay),
+      config(),
+      ['steps (300 there, 400 now)'],
+    ),
   ],
 )
 def test_what_follows_is_left_out(there, here, named):
@@ -48,7 +55,20 @@ def test_what_follows_is_left_out(there, here, named):
   assert settings.as_dict(here) == before
 
 
-def test_a_file_that_somebody_edited():
-  there = settings.as_dict(cifar10.get_config()) | {'steps': 'many'}
+@pytest.mark.parametrize('steps', ['many', True])
+def test_a_file_that_somebody_edited(steps):
+  there = settings.as_dict(cifar10.get_config()) | {'steps': steps}
   (found,) = settings.changes(there, cifar10.get_config())
-  assert found == 'steps (many there, 1048576 now)'
+  assert found == f'steps ({steps} there, 1048576 now)'
+
+
+def test_configs_stay_as_they_are():
+  epochs = ml_collections.FieldReference(4)
+  here = config()
+  here.steps = epochs * 100
+  there = settings.as_dict(config(steps=300))
+  assert settings.changes(there, here) == ['steps (300 there, 400 now)']
+  epochs.set(6)
+  assert here.steps == 600
+  frozen = ml_collections.FrozenConfigDict(config())
+  assert settings.changes(settings.as_dict(config()), frozen) == []
