@@ -1,6 +1,7 @@
 """Classifies image files with a trained run.
 
   python -m flatmatch_jax.predict --workdir DIR IMAGES_OR_FOLDERS --out out.csv
+  python -m flatmatch_jax.predict --model cifar10 photo.jpg
 
 Files are read by the rule of own images, data/images.py; after training on
 ImageNet the margin of its test is cut off as well. A table has a row for each
@@ -124,7 +125,9 @@ def main():
   model = parser.add_mutually_exclusive_group(required=True)
   model.add_argument('--workdir', help='folder of the run')
   model.add_argument(
-    '--model', help='or a file of `python -m flatmatch_jax.export`'
+    '--model',
+    help='or a file of `python -m flatmatch_jax.export`; cifar10 comes with '
+    'the package',
   )
   parser.add_argument(
     '--checkpoint', default='latest', help='latest (default) or best'

@@ -97,8 +97,9 @@ def load(path: str | os.PathLike, checkpoint: str = 'latest') -> Classifier:
   """The model of a run, ready to classify.
 
   Args:
-    path: the folder of the run, `--workdir` of its training, or a file that
-      `python -m flatmatch_jax.export` wrote.
+    path: the folder of the run, `--workdir` of its training; a file that
+      `python -m flatmatch_jax.export` wrote; or 'cifar10', which comes with
+      the package.
     checkpoint: 'latest' or 'best', of a run.
   """
   if file := exported.find(os.fspath(path)):
