@@ -47,7 +47,7 @@ def curves(axis) -> None:
   for error, minutes, label, color in sorted(ends):
     lowest = max(error, lowest + GAP)  # Or labels would overlap.
     axis.text(
-      minutes + 1,
+      minutes + 2,
       lowest,
       f'{label} {error:.0f}%',
       color=color,
@@ -60,7 +60,7 @@ def curves(axis) -> None:
     ylim=(0, None),
     title='CIFAR-10 from 250 labels',
   )
-  axis.set_xlim(0, 1.3 * axis.get_xlim()[1])
+  axis.set_xlim(0, 1.55 * axis.get_xlim()[1])
   axis.grid(alpha=0.3)
   axis.spines[['top', 'right']].set_visible(False)
 

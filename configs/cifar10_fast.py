@@ -2,9 +2,13 @@
 
   python main.py --config configs/cifar10_fast.py:labels=250 --workdir runs/fast
   python main.py --config configs/cifar10_fast.py:method=fixmatch,labels=4000
+  python main.py --config configs/cifar10_fast.py:labels=250 \
+      --config.steps=36000 --config.learning_rate=0.01 --workdir runs/longer
 
 A network with 1.2 million parameters; 8,000 steps, or 16,000 with more than
-1,000 labels.
+1,000 labels. From 250 labels FlatMatch ends at 31.7 ± 1.3% test error after 25
+to 55 minutes of a core, by its speed, and the third command at 22.5% after two
+hours. Labels alone give 51.8 ± 1.7%.
 """
 
 from configs import cifar10
