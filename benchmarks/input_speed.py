@@ -27,6 +27,8 @@ from PIL import Image
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from flatmatch_jax.system.messages import count
+
 VIEWS = ('weak', 'strong')
 # Rows of a labeled and an unlabeled batch, and operations of RandAugment.
 STREAMS = {
@@ -192,7 +194,7 @@ def main():
   cores = os.sched_getaffinity(0)
   with tempfile.TemporaryDirectory() as folder:
     size = prepare(folder, args.images)
-    print(f'{size / 1000:.0f} kB an image, {len(cores)} cores')
+    print(f'{size / 1000:.0f} kB an image, {count(len(cores), "core")}')
     settings = [(s, u) for s in STREAMS for u in ([min(cores)], sorted(cores))]
     speeds = np.median(
       [
@@ -212,7 +214,7 @@ def main():
         }
       )
       print(
-        f'{stream} with {len(used)} cores: {speed:.0f} images/s, '
+        f'{stream}, {count(len(used), "core")}: {speed:.0f} images/s, '
         f'{a_core:.0f} a core',
         flush=True,
       )

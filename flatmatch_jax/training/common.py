@@ -127,8 +127,9 @@ def base(
       'compilation_cache': 'auto',
     }
   )
-  averages = {name: config[name] for name in ('ema_decay', 'bn_momentum')}
-  run_length.follow(config, config, **averages)
+  follows = ('ema_decay', 'bn_momentum', 'eval_every', 'checkpoint_every')
+  usual = {name: config[name] for name in follows}
+  run_length.follow(config, config, **usual)
   for args in (config.method_args, config.recipe_args):
     run_length.follow(config, args, **args)
   return config
@@ -161,8 +162,8 @@ def set_fast(config) -> None:
   config.unlabeled_batch_size = 16 * min(ratio, 4)
   config.steps = 8_000
   config.strong_operations = 2
-  config.eval_every = config.checkpoint_every = 1_000
-  run_length.follow(config, config, warmup_steps=500)
+  every = {'eval_every': 1_000, 'checkpoint_every': 1_000}
+  run_length.follow(config, config, warmup_steps=500, **every)
   if 'decay' in config.method_args:  # Thresholds must not lag behind.
     run_length.follow(config, config.method_args, decay=0.99)
   if 'fairness_weight' in config.method_args:  # Labeled images alone at first.

@@ -128,7 +128,6 @@ def _make_config(dataset, method, seed, fields):
       ) from None
     if name == 'steps':  # It is the first.
       config.log_every = max(value // 20, 1)
-      config.eval_every = config.checkpoint_every = max(value // 8, 1)
   config_lib.check(config)
   return config
 

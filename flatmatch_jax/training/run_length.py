@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 _DECAYS = ('bn_momentum', 'ema_decay', 'decay', 'feedback_decay')
+_INTERVALS = ('eval_every', 'checkpoint_every')
 _WINDOW = 20  # An average covers at most a twentieth of the run.
 # Counts of steps are at most one part in so many of the run.
 _PARTS = {
@@ -39,6 +40,11 @@ def count(paper: int, steps: int, parts: int) -> int:
   return min(paper, max(steps // parts, min(1, steps - 1)))
 
 
+def interval(usual: int, steps: int) -> int:
+  """The usual number of steps, or a quarter of the run."""
+  return min(usual, max(steps // 4, 1))
+
+
 def follow(config, group, **papers: float) -> None:
   """Makes fields of `group`, a part of `config`, follow `config.steps`.
 
@@ -50,6 +56,8 @@ def follow(config, group, **papers: float) -> None:
       op = _Op(decay, (config.get_ref('steps'),))
     elif name in _PARTS:
       op = _Op(count, (config.get_ref('steps'), _PARTS[name]))
+    elif name in _INTERVALS:
+      op = _Op(interval, (config.get_ref('steps'),))
     if op:
       group[name] = ml_collections.FieldReference(paper, op=op)
 

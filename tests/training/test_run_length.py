@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import cifar10, digits
+from configs import cifar10, cifar10_fast, digits
 from flatmatch_jax import data, methods, sweep
 from flatmatch_jax.data import augment
 from flatmatch_jax.run.settings import as_dict
@@ -69,6 +69,16 @@ def test_an_average_covers_at_most_a_twentieth(paper, steps, expected):
 )
 def test_counts_are_at_most_a_share_of_the_run(paper, steps, expected):
   assert run_length.count(paper, steps, 20) == expected
+
+
+def test_a_run_is_evaluated_and_saved_four_times_at_least():
+  config = cifar10_fast.get_config()
+  for steps, every in ((8000, 1000), (800, 200), (3, 1)):
+    config.steps = steps
+    assert config.eval_every == config.checkpoint_every == every
+  config.eval_every = 7
+  config.steps = 800
+  assert (config.eval_every, config.checkpoint_every) == (7, 200)
 
 
 NAMES = [*methods.METHODS, 'sam', 'flatmatch_e', 'flatmatch_fix']
