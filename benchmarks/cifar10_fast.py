@@ -114,8 +114,10 @@ def cells() -> list[Cell]:
     *grid(('supervised', 'freematch', 'flatmatch'), 250, [0]),
     Cell('flatmatch', 250, 0, FLAGSHIP),
     *grid(('fixmatch', 'flatmatch_e'), 250, [0]),
-    *grid(('supervised', 'freematch', 'flatmatch'), 250, [1, 2, 3]),
-    *grid(('supervised', 'freematch', 'flatmatch'), 4000, [0, 1]),
+    *grid(('supervised', 'freematch', 'flatmatch'), 250, [1, 2]),
+    *grid(('supervised', 'flatmatch', 'freematch'), 4000, [0]),
+    *grid(('supervised', 'freematch', 'flatmatch'), 250, [3]),
+    *grid(('supervised', 'flatmatch', 'freematch'), 4000, [1]),
     *grid(('fixmatch', 'flatmatch_e'), 250, [1, 2, 3]),
   ]
 
