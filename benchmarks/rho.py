@@ -20,7 +20,7 @@ from configs import digits
 from flatmatch_jax import sweep
 from flatmatch_jax.system import cli, files
 
-RHOS = (0.05, 0.1, 0.2, 0.5, 1.0)
+RHOS = (0.05, 0.2, 0.5, 1.0)
 BASES = {
   'flatmatch': 'freematch',
   'flatmatch_e': 'freematch',
