@@ -10,6 +10,9 @@ from flatmatch_jax.training.load import Run
 OWN = ('folder', 'npz')  # Datasets that can get more labels.
 SHOWN = 12
 _ASKED = 20  # Unlabeled images about a label.
+# They must agree with this share of the labels. Where fewer do, images that
+# look alike often belong to different classes.
+_TRUSTED = 0.5
 _AT_A_TIME = 4096  # Images per batch of the regression.
 _MOST_FITTED = 1000  # Labeled images that logistic regression learns from.
 
@@ -30,6 +33,7 @@ class Advice(NamedTuple):
   to_label: list[Shown]  # Unlabeled images.
   suspects: list[Shown]  # Labeled images, with the guess against the label.
   num_labeled: int  # Images whose labels were looked at.
+  asked: bool  # Whether unlabeled images were asked about memorized labels.
   labeled_path: str  # Of one of them: it shows how the data give labels.
 
 
@@ -60,17 +64,19 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
   labels = dataset.train_labels[labeled]
   second = classify(labeled)
   first: list[Shown] = []
+  asked = False
   if len(unlabeled):
     # As the page of `flatmatch_jax.label` chooses.
     probs, new = classify(unlabeled), pictures(unlabeled)
     best = choice.order(new, pictures(known), probs)[:SHOWN]
     first = show(unlabeled[best], probs[best])
     alike = neighbours(pictures(labeled), new, probs)
-    second = opinions(second, labels, alike)
+    asked = bool((alike.argmax(-1) == labels).mean() >= _TRUSTED)
+    second = opinions(second, labels, alike) if asked else second
   wrong = suspects(second, labels)[:SHOWN]
   doubtful = show(labeled[wrong], second[wrong])
   path = _path(dataset, split['labeled'][0])
-  return Advice(first, doubtful, len(labeled), path)
+  return Advice(first, doubtful, len(labeled), asked, path)
 
 
 def _path(dataset, row) -> str:
@@ -99,8 +105,8 @@ def neighbours(known, new, probabilities) -> np.ndarray:
 def opinions(own, labels, others) -> np.ndarray:
   """The network's `own` probabilities [N, K], or, where it agrees, `others`.
 
-  It has learned the labels by heart, wrong ones too. Of images that it was not
-  told about it still has an opinion.
+  It has memorized the labels, wrong ones too. What it says of other images does
+  not come from their labels.
   """
   return np.where((own.argmax(-1) == labels)[:, None], others, own)
 
@@ -113,19 +119,24 @@ def suspects(probabilities, labels) -> np.ndarray:
   return wrong[np.argsort(-gap[wrong], kind='stable')]
 
 
-def pixels_error(dataset: Dataset, split: dict, images, truth) -> float:
+def pixels_error(dataset: Dataset, labeled, images, truth) -> float:
   """Of logistic regression on thumbnails, in percent: what is easily had.
 
-  Of all images, as the network's error, or chance would tell them apart.
+  It learns from the images `labeled`. The error is that of all `images`, as the
+  network's, or chance would tell them apart.
   """
   from sklearn.linear_model import LogisticRegression
+  from threadpoolctl import threadpool_limits
 
   flat = lambda pixels: choice.thumbnails(pixels).reshape(len(pixels), -1) / 255
-  labeled = _draw(dataset, split['labeled'])[:_MOST_FITTED]
+  labeled = _draw(dataset, labeled)[:_MOST_FITTED]
   model = LogisticRegression(max_iter=2000)
-  model.fit(flat(dataset.train_images[labeled]), dataset.train_labels[labeled])
-  guesses = [
-    model.predict(flat(images[start : start + _AT_A_TIME]))
-    for start in range(0, len(truth), _AT_A_TIME)
-  ]
+  with threadpool_limits(1):  # More threads wait for each other on busy cores.
+    model.fit(
+      flat(dataset.train_images[labeled]), dataset.train_labels[labeled]
+    )
+    guesses = [
+      model.predict(flat(images[start : start + _AT_A_TIME]))
+      for start in range(0, len(truth), _AT_A_TIME)
+    ]
   return 100 * float((np.concatenate(guesses) != np.asarray(truth)).mean())

@@ -36,7 +36,7 @@ def diagnose(run: RunFiles, pixels_error: float | None = None) -> list[Finding]:
     found.append(
       Finding(
         f'The error of {error:.2f}% is above the {pixels_error:.2f}% of '
-        'logistic regression on the pixels of the same labeled images.',
+        'logistic regression on thumbnails of the same labeled images.',
         'Train for more steps, check the labels at the end of this page, and '
         'compare with method=supervised; where left and right matter, add '
         '--config.flip=false.',

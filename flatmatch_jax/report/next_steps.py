@@ -24,6 +24,7 @@ from flatmatch_jax.report.runs import RunFiles
 from flatmatch_jax.types import UserError
 
 _PAIRS = 5
+_SURE = 0.5  # From here on a guess gets a command that follows it.
 
 
 def section(
@@ -66,8 +67,10 @@ def labels_to_give(run, advice: Advice, names) -> Html:
 def labels_to_check(run, advice: Advice, names) -> Html:
   title = tag('h3', 'Check these labels')
   how = (
-    'A network learns wrong labels by heart. Where it agrees with a label, '
-    'its guesses for the unlabeled images that look most alike speak instead.'
+    'A network memorizes wrong labels. If it agrees with a label, the guess '
+    'is its mean guess for the unlabeled images that look most similar.'
+    if advice.asked
+    else 'A network memorizes wrong labels, so it may miss some.'
   )
   if not advice.suspects:
     return join(
@@ -81,16 +84,20 @@ def labels_to_check(run, advice: Advice, names) -> Html:
     for shown in advice.suspects
   ]
   taken: set[str] = set()
-  commands = [_move(run, shown, names, taken) for shown in advice.suspects]
-  these = 'these look' if len(commands) > 1 else 'this looks'
+  commands = [
+    _move(run, shown, names, taken)
+    for shown in advice.suspects
+    if shown.confidence >= _SURE
+  ]
+  these = 'these look' if len(advice.suspects) > 1 else 'this looks'
   return join(
     title,
     note(
-      f'Of {advice.num_labeled:,} labels, {these} most doubtful; many may be '
-      f'right all the same. {how}'
+      f'Of {advice.num_labeled:,} labels, {these} most doubtful. Most of them '
+      f'may be right. {how}'
     ),
     gallery(advice.suspects, words),
-    note('Run the lines of wrong ones, and only these:')
+    note('Run only the lines for labels that are wrong:')
     if any(commands)
     else '',
     _command(*filter(None, commands)) if any(commands) else '',

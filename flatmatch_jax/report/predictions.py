@@ -32,7 +32,7 @@ class Predictions(NamedTuple):
   examples: dict[str, Examples]
   views: dict[str, np.ndarray]  # Rows of augmented images, by name.
   cropped: bool  # In training, at random; `views` are not.
-  # Of logistic regression on the pixels of the user's own images, in percent.
+  # Of logistic regression on thumbnails of the user's own images, in percent.
   pixels_error: float | None = None
 
   @property
@@ -54,7 +54,7 @@ def look(
     held_out = load.choose_images(files, run, dataset)
     found = predict(run, dataset, held_out)
     if given:
-      error = advice.pixels_error(dataset, split, *held_out[:2])
+      error = advice.pixels_error(dataset, split['labeled'], *held_out[:2])
       found = found._replace(pixels_error=error)
   except UserError as error:
     return found, given, str(error)

@@ -100,6 +100,18 @@ def test_advice_finds_wrong_labels_and_images_of_doubt(dataset):
   assert found.labeled_path == 'labeled/x/0.png'
 
 
+def test_images_that_look_alike_are_asked_if_they_know(dataset):
+  """Labels of which most differ from those of similar images prove nothing."""
+  known = advice.advise(trained(dataset), dataset, SPLIT)
+  assert known.asked
+  labels = dataset.train_labels.copy()
+  labels[:36] = (labels[:36] + 1) % 3
+  other = dataset._replace(train_labels=labels)
+  found = advice.advise(trained(other), other, SPLIT)
+  assert not found.asked
+  assert found.suspects == []
+
+
 def test_where_the_network_disagrees_it_is_asked_itself():
   own = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
   others = np.array([[0.3, 0.7], [1.0, 0.0], [0.8, 0.2]])
@@ -124,7 +136,7 @@ def test_pixels_are_a_baseline(dataset, monkeypatch):
   labels[:3] = (labels[:3] + 1) % 3
   monkeypatch.setattr(advice, '_AT_A_TIME', 4)  # At a time.
   error = advice.pixels_error(
-    dataset, SPLIT, dataset.train_images[rows], labels
+    dataset, SPLIT['labeled'], dataset.train_images[rows], labels
   )
   assert error == pytest.approx(100 * 3 / 18)
 
@@ -132,15 +144,16 @@ def test_pixels_are_a_baseline(dataset, monkeypatch):
 # The page.
 
 
-def shown(path, guess=1, label=-1):
+def shown(path, guess=1, label=-1, confidence=0.54):
   pixels = np.zeros((8, 8, 3), np.uint8)
-  return Shown(pixels, path, guess, 0.44, label)
+  return Shown(pixels, path, guess, confidence, label)
 
 
 ADVICE = Advice(
   [shown('unlabeled/a $b.png'), shown('unlabeled/c.png')],
   [shown('labeled/cat/d e.png', label=0), shown("labeled/cat/'f.png", label=0)],
   36,
+  True,
   'labeled/cat/d e.png',
 )
 
@@ -233,6 +246,18 @@ def test_a_fair_error_needs_the_images_that_are_missing(make_run):
   assert 'needs validation images' in single.summary(run, None)
   del run.result['error_best']
   assert 'a fair estimate needs test images.' in single.summary(run, None)
+
+
+def test_unsure_guesses_get_no_command(make_run):
+  suspects = [
+    shown('labeled/cat/a.png', label=0, confidence=0.33),
+    shown('labeled/cat/b.png', label=0, confidence=0.55),
+  ]
+  page = next_steps.labels_to_check(
+    make_run(), ADVICE._replace(suspects=suspects), NAMES
+  )
+  assert 'b.png' in page.split('mv -n', 1)[1]
+  assert 'a.png' not in page.split('mv -n', 1)[1]
 
 
 def test_confused_classes_are_those_of_most_mistakes(make_run):
