@@ -97,21 +97,14 @@ def header(run: RunFiles, title: str, status: Html) -> Html:
 def summary(run: RunFiles, found: Predictions | None) -> Html:
   result, tiles = run.result, []
   percent = lambda value: f'{value:.2f}%'
-  count = results.in_median(result)
   for key, kind in (('error', 'test'), ('val_error', 'validation')):
-    for end, name in (
-      ('last', 'last'),
-      ('median20', f'median of the last {count}'),
-      ('best', 'best'),
-    ):
-      if f'{key}_{end}' in result:
-        label = f'{kind} error, {name}'
-        tiles.append((label, percent(result[f'{key}_{end}'])))
+    for end, value in results.shown(result, key).items():
+      tiles.append((f'{kind} error, {end}', percent(value)))
   if 'error_selected' in result:
     label = 'test error where validation is best'
     tiles.append((label, percent(result['error_selected'])))
   if found and found.pixels_error is not None:
-    label = f'{found.kind} error of logistic regression on pixels'
+    label = f'{found.kind} error of logistic regression on thumbnails'
     tiles.append((label, percent(found.pixels_error)))
   if found:
     error = percent(found.report['calibration_error'])
@@ -120,7 +113,7 @@ def summary(run: RunFiles, found: Predictions | None) -> Html:
     took = datetime.timedelta(seconds=round(result['seconds']))
     tiles.append(('time, h:mm:ss', str(took)))
     speed = result['images_per_second']
-    tiles.append(('training images a second', f'{speed or 0:,.0f}'))
+    tiles.append(('training images per second', f'{speed or 0:,.0f}'))
   else:
     tiles.append(('steps so far', f'{run.step:,}'))
   fair = 'choice needs validation images (num_val)'

@@ -3,7 +3,8 @@
 import statistics
 
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import messages
+
+_MEDIAN = 20  # Evaluations, as in published code.
 
 
 def selection(num_test: int, num_val: int) -> str:
@@ -27,7 +28,7 @@ def errors(rows: list[dict]) -> dict[str, float]:
     if values := history(rows, key):
       found |= {
         f'{key}_last': values[-1],
-        f'{key}_median20': statistics.median(values[-20:]),
+        f'{key}_median20': statistics.median(values[-_MEDIAN:]),
         f'{key}_best': min(values),
         'evaluations': len(values),
       }
@@ -38,9 +39,19 @@ def errors(rows: list[dict]) -> dict[str, float]:
   return found
 
 
-def in_median(result: dict) -> int:
-  """Of how many evaluations the median of a result is: at most 20."""
-  return min(result.get('evaluations', 20), 20)
+def shown(result: dict, key: str) -> dict[str, float]:
+  """The errors of a result that people see, by what they are called.
+
+  The median of fewer than 20 evaluations would be that of the whole run.
+  """
+  names = {'last': 'last', 'best': 'best'}
+  if result.get('evaluations', _MEDIAN) >= _MEDIAN:
+    names = names | {'median20': f'median of the last {_MEDIAN}'}
+  return {
+    name: result[f'{key}_{end}']
+    for end, name in names.items()
+    if f'{key}_{end}' in result
+  }
 
 
 def summarize(
@@ -65,14 +76,10 @@ def summarize(
 def describe(files: Workdir) -> str:
   result = files.read('result.json')
   text = '{method} on {dataset} with {labels} labels: '.format(**result)
-  count = messages.count(in_median(result), 'evaluation')
   for key, name in (('error', 'test'), ('val_error', 'validation')):
-    if f'{key}_last' in result:
-      text += (
-        f'{name} error {result[f"{key}_last"]:.2f}% last, '
-        f'{result[f"{key}_median20"]:.2f}% median of the last {count}, '
-        f'{result[f"{key}_best"]:.2f}% best, '
-      )
+    if found := shown(result, key):
+      errors = (f'{error:.2f}% {end}' for end, error in found.items())
+      text += f'{name} error {", ".join(errors)}, '
   if 'error_selected' in result:
     text += (
       f'test error {result["error_selected"]:.2f}% where validation is best, '

@@ -41,8 +41,8 @@ def count(paper: int, steps: int, parts: int) -> int:
 
 
 def interval(usual: int, steps: int) -> int:
-  """The usual number of steps, or a quarter of the run."""
-  return min(usual, max(steps // 4, 1))
+  """The usual number of steps, or a quarter of the run, rounded up."""
+  return min(usual, -(-steps // 4))
 
 
 def follow(config, group, **papers: float) -> None:
