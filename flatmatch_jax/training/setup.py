@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from flatmatch_jax import data as data_lib
+from flatmatch_jax import methods
 from flatmatch_jax.data import augment, splits
 from flatmatch_jax.models import pretrained
 from flatmatch_jax.run import reference, results, watch
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.run.settings import as_dict
 from flatmatch_jax.run.workdir import Workdir, versions
+from flatmatch_jax.step import recipes
 from flatmatch_jax.system import distributed, messages, sharding
 from flatmatch_jax.types import DatasetInfo, TrainState, UserError
 
@@ -139,32 +141,50 @@ def write_description(files: Workdir, config, dataset, split) -> None:
 
 def tell_data(config, dataset, split) -> None:
   """What the run is about to see."""
-  includes = (
-    'stay in' if config.unlabeled_includes_labeled else 'are taken out of'
-  )
   counts = info_of(dataset, split).class_counts
   few, many = min(counts), max(counts)
-  per_class = f'{few} a class' if few == many else f'{few} to {many} a class'
-  held_out = f'{config.num_val} for validation, ' if config.num_val else ''
+  per_class = f'{few}' if few == many else f'{few} to {many}'
+  held_out = f'{config.num_val:,} for validation, ' if config.num_val else ''
   labeled = messages.count(len(split.labeled), 'labeled image')
-  messages.say(
-    f'{config.method} on {config.dataset}: {labeled} ({per_class}), '
-    f'{len(split.unlabeled):,} unlabeled, {held_out}'
-    f'{len(dataset.test_labels) or "none"} for testing. The labeled images '
-    f'{includes} the unlabeled pool.'
+  tested = (
+    f'{len(dataset.test_labels):,}' if dataset.test_labels.size else 'none'
   )
+  method, _ = recipes.parse(config.method)
+  uses = bool(methods.asks(method, **config.method_args).views)
+  unlabeled = f'{len(split.unlabeled):,} unlabeled'
+  if not uses:
+    unlabeled += ' (not used)'
+  text = (
+    f'{config.method} on {config.dataset}: {labeled} ({per_class} per class), '
+    f'{unlabeled}, {held_out}{tested} for testing.'
+  )
+  if uses:
+    includes = config.unlabeled_includes_labeled
+    text += (
+      f' The labeled images {"stay in" if includes else "are taken out of"} '
+      'the unlabeled pool.'
+    )
+  if config.method_args.get('fairness_weight'):
+    text += ' The unlabeled loss contains a fairness term and may be negative.'
+  messages.say(text)
   pairs = zip(dataset.class_names, counts, strict=True)
   if single := [repr(name) for name, count in pairs if count == 1]:
     messages.say(
       f'Warning: only one labeled image of {messages.some(single)}; a class is '
       'hardly learned from one. Label more images of it.'
     )
-  uses = not config.method.startswith('supervised')
-  if uses and not len(np.setdiff1d(split.unlabeled, split.labeled)):
+  others = len(np.setdiff1d(split.unlabeled, split.labeled))
+  if uses and not others:
     messages.say(
       'All images are labeled, so none are left to learn from without labels. '
       'labels=N after the colon of the config takes N labels and counts the '
       'other images as unlabeled.'
+    )
+  elif uses and others < len(split.labeled):
+    messages.say(
+      f'Warning: only {messages.count(others, "image")} without a label, fewer '
+      f'than with one: {config.method} has little to learn from. Add unlabeled '
+      'images, or compare with method=supervised.'
     )
   if not results.selection(len(dataset.test_labels), config.num_val):
     messages.say(

@@ -10,20 +10,25 @@ from flatmatch_jax.training import setup
 
 ALONE = "Warning: only one labeled image of 'chest'"
 NOTHING_LEFT = 'All images are labeled, so none are left'
+FEW_LEFT = 'Warning: only 1 image without a label'
+NOT_USED = '4 unlabeled (not used)'
+STAY = 'stay in the unlabeled pool'
+NEGATIVE = 'may be negative'
 
 
 @pytest.mark.parametrize(
-  ('labels', 'argument', 'said'),
+  ('labels', 'argument', 'expected'),
   [
-    ([0, 0, 1, -1], '', [ALONE]),
-    ([0, 0, 1, 1, -1], '', []),
-    ([0, 0, 1, 1], '', [NOTHING_LEFT]),
-    ([0, 0, 1], '', [ALONE, NOTHING_LEFT]),
-    ([0, 0, 1], 'method=supervised', [ALONE]),
-    ([0, 0, 0, 1, 1, 1], 'labels=4', []),
+    ([0, 0, 1, -1, -1, -1], '', [ALONE, STAY, NEGATIVE]),
+    ([0, 0, 1, 1, -1], '', [FEW_LEFT, STAY, NEGATIVE]),
+    ([0, 0, 1, 1, -1], 'method=fixmatch', [FEW_LEFT, STAY]),
+    ([0, 0, 1, 1], '', [NOTHING_LEFT, STAY, NEGATIVE]),
+    ([0, 0, 1], '', [ALONE, NOTHING_LEFT, STAY, NEGATIVE]),
+    ([0, 0, 1, -1], 'method=supervised', [ALONE, NOT_USED]),
+    ([0, 0, 0, 0, 1, 1, 1, 1], 'labels=4', [STAY, NEGATIVE]),
   ],
 )
-def test_few_labels_are_warned_about(labels, argument, said, capsys):
+def test_log_names_what_a_run_learns_from(labels, argument, expected, capsys):
   config = folder.get_config(argument)
   labels = np.array(labels)
   images = np.zeros((len(labels), 8, 8, 3), np.uint8)
@@ -33,4 +38,5 @@ def test_few_labels_are_warned_about(labels, argument, said, capsys):
   split = splits.make(labels, 2, config.labels, 0)
   setup.tell_data(config, dataset, split)
   text = capsys.readouterr().err
-  assert [line for line in (ALONE, NOTHING_LEFT) if line in text] == said
+  said = (ALONE, NOTHING_LEFT, FEW_LEFT, NOT_USED, STAY, NEGATIVE)
+  assert [words for words in said if words in text] == expected
