@@ -1,6 +1,7 @@
 """Shared by the tests: a tiny network, a batch, and steps built from them."""
 
 import os
+import sys
 import tempfile
 
 # Before JAX starts: some tests compare one device with several.
@@ -40,7 +41,7 @@ from flatmatch_jax.run import progress
 from flatmatch_jax.step import optimizer, train_step
 from flatmatch_jax.step.forward import make_forward
 from flatmatch_jax.step.recipes import RECIPES
-from flatmatch_jax.system import messages, sharding
+from flatmatch_jax.system import cli, messages, sharding
 from flatmatch_jax.types import Batch, DatasetInfo, Head
 
 NUM_CLASSES = 4
@@ -182,6 +183,23 @@ def make_config(method='pseudo_label+flatmatch_e', **changes):
   )
   config.update(changes)
   return config
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+  """Runs a command in this process; returns exit code, stdout, stderr."""
+
+  def call(module, *args):
+    monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, args)])
+    code = 0
+    try:
+      with cli.errors_as_lines():
+        module.main()
+    except SystemExit as end:
+      code = end.code
+    return code, *capfd.readouterr()
+
+  return call
 
 
 class StoppedError(Exception):
