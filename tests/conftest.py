@@ -1,6 +1,7 @@
 """Shared by the tests: a tiny network, a batch, and steps built from them."""
 
 import os
+import sys
 import tempfile
 
 # Before JAX starts: some tests compare one device with several.
@@ -23,6 +24,7 @@ os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 os.environ.setdefault(
   'XLA_FLAGS',
   '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false '
+  '--xla_cpu_parallel_codegen_split_count=1 '
   '--xla_cpu_collective_call_terminate_timeout_seconds=300',
 )
 
@@ -39,7 +41,7 @@ from flatmatch_jax.run import progress
 from flatmatch_jax.step import optimizer, train_step
 from flatmatch_jax.step.forward import make_forward
 from flatmatch_jax.step.recipes import RECIPES
-from flatmatch_jax.system import messages, sharding
+from flatmatch_jax.system import cli, messages, sharding
 from flatmatch_jax.types import Batch, DatasetInfo, Head
 
 NUM_CLASSES = 4
@@ -181,6 +183,23 @@ def make_config(method='pseudo_label+flatmatch_e', **changes):
   )
   config.update(changes)
   return config
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+  """Runs a command in this process; returns exit code, stdout, stderr."""
+
+  def call(module, *args):
+    monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, args)])
+    code = 0
+    try:
+      with cli.errors_as_lines():
+        module.main()
+    except SystemExit as end:
+      code = end.code
+    return code, *capfd.readouterr()
+
+  return call
 
 
 class StoppedError(Exception):

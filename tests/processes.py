@@ -56,10 +56,10 @@ class Group:
 def started(count: int, args, env, devices: int = 1, cwd=None):
   """`python ARGS` as `count` processes of `devices` each; none stays behind.
 
-  Yields a `Group`. With one process nothing is told of others. `args` may be a
-  function of the process's number.
+  Yields a `Group`. With one process nothing is told of others. `args` and `env`
+  may be functions of the process's number.
   """
-  env = dict(env) | {'JAX_NUM_CPU_DEVICES': str(devices)}
+  of = lambda given, number: given(number) if callable(given) else given
   coordinator = f'localhost:{free_port()}'
   popen: list[subprocess.Popen] = []
   with contextlib.ExitStack() as stack:
@@ -73,11 +73,10 @@ def started(count: int, args, env, devices: int = 1, cwd=None):
           f'--num_processes={count}',
           f'--process_id={number}',
         )
-        given = args(number) if callable(args) else args
         popen.append(
           subprocess.Popen(
-            [sys.executable, *given, *(told if count > 1 else ())],
-            env=env,
+            [sys.executable, *of(args, number), *(told if count > 1 else ())],
+            env=dict(of(env, number)) | {'JAX_NUM_CPU_DEVICES': str(devices)},
             cwd=cwd,
             stdout=output,
             stderr=subprocess.STDOUT,

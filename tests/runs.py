@@ -67,16 +67,21 @@ def start(folder, args, **options):
   )
 
 
-def run(folder, args, tensorflow=False):
-  """A process of this Python from start to end."""
+def python(*args, env=os.environ, cwd=None):
+  """A process of this Python, which finds the package, from start to end."""
+  paths = filter(None, [env.get('PYTHONPATH')])
   return subprocess.run(
-    [sys.executable, *args],
-    cwd=folder,
-    env=environment(folder, tensorflow),
+    [sys.executable, *map(str, args)],
+    cwd=cwd,
+    env=dict(env) | {'PYTHONPATH': os.pathsep.join([*paths, str(ROOT)])},
     capture_output=True,
     text=True,
     timeout=600,
   )
+
+
+def run(folder, args, tensorflow=False):
+  return python(*args, env=environment(folder, tensorflow), cwd=folder)
 
 
 def start_and_stop(folder, args, place, count):

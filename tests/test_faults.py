@@ -11,12 +11,18 @@ import faults_signals
 import lab as lab_lib
 import pytest
 import runs
+import tiny_main
+
+from flatmatch_jax import models
 
 
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
-  finished, _ = runs.finished_run(tmp_path_factory)
-  return lab_lib.Lab(tmp_path_factory.getbasetemp(), finished, seed=0)
+  folder = tmp_path_factory.mktemp('faults')
+  short = faults.COMMAND | {'args': ('--config.method_args.threshold=0.1',)}
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(models, 'create', tiny_main.create)
+    yield lab_lib.start(folder, folder / 'finished', 0, **short)
 
 
 def seconds_of(workdir):
@@ -36,7 +42,8 @@ def test_run_that_is_hurt_in_every_way_ends_with_the_same_bits(lab):
   before_steps = seconds_of(workdir)
   faults_signals.ask_to_stop(lab, workdir, signal.SIGINT, 'write', 5)
 
-  full = lab.hurt(workdir, 'disk', 20000)
+  room = faults_disks.size_of_latest(workdir) // 10
+  full = lab.hurt(workdir, 'disk', room)
   previous, latest = runs.saved_steps(workdir)
   faults_disks.assert_full(workdir, full, latest)
 

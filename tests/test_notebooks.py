@@ -16,7 +16,7 @@ REDUCED = {
     'steps': 1,
     'seeds': [0, 1],
     'rhos': [0.05, 0.1],
-    'ablations': ['sharp_all'],
+    'ablations': [],
     'points': 3,
     'number': 16,
     'batch_sizes': (4, 8),

@@ -3,6 +3,8 @@
 import json
 import pathlib
 import sys
+import time
+import types
 from typing import NamedTuple
 
 import pytest
@@ -191,6 +193,15 @@ class Ends(NamedTuple):
     return [sys.executable, '-c', self.python]
 
 
+@pytest.fixture
+def quick(monkeypatch):
+  """The study looks at its runs every 20 ms, not every second."""
+  clock = types.SimpleNamespace(**vars(time))
+  clock.sleep = lambda _: time.sleep(0.02)
+  monkeypatch.setattr(study, 'time', clock)
+
+
+@pytest.mark.usefixtures('quick')
 def test_runs_that_end_well_are_recorded_and_the_others_named(
   tmp_path, monkeypatch, capsys
 ):
@@ -198,7 +209,7 @@ def test_runs_that_end_well_are_recorded_and_the_others_named(
   monkeypatch.setattr(
     study, 'record', lambda cell, run: recorded.append((cell.name, run.path))
   )
-  busy = 'import time\nwhile time.process_time() < 3: pass'
+  busy = 'import time\nwhile time.process_time() < 0.3: pass'
   todo = [Ends('a', busy), Ends('b', 'raise SystemExit("why")'), Ends('c', '')]
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
   assert failed == [f'{tmp_path}/b.log']
@@ -207,6 +218,7 @@ def test_runs_that_end_well_are_recorded_and_the_others_named(
   assert 'b failed (code 1): why\n' in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures('quick')
 def test_what_fails_again_and_again_is_not_tried_for_all(tmp_path, capsys):
   todo = [Ends(name, 'raise SystemExit(2)') for name in 'abcd']
   failed = study.run_all(todo, tmp_path, '', jobs=1, budget=600)
@@ -214,6 +226,7 @@ def test_what_fails_again_and_again_is_not_tried_for_all(tmp_path, capsys):
   assert '3 failed in a row, so 1 were not tried.' in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures('quick')
 def test_at_the_end_of_the_budget_runs_are_stopped_and_not_recorded(
   tmp_path, monkeypatch, capsys
 ):

@@ -63,9 +63,19 @@ def finished(folder):
 
 
 @pytest.fixture(scope='module')
-def probed(folder):
+def waited():
+  """The kinds of all results that the probed run waited for."""
+  return []
+
+
+@pytest.fixture(scope='module')
+def probed(folder, waited):
   """The finished run once more, probed every four steps."""
-  return train_for(folder, 'probed', probe_every=4)
+  settle = sharding.settle
+  with pytest.MonkeyPatch.context() as patch:
+    noted = lambda x: (waited.append(type(x)), settle(x))[1]
+    patch.setattr(sharding, 'settle', noted)
+    return train_for(folder, 'probed', probe_every=4)
 
 
 @pytest.fixture(scope='module')
@@ -99,14 +109,9 @@ def test_probes_do_not_change_the_run(finished, probed):
     assert row == before
 
 
-def test_loop_waits_for_every_program(probed, folder, monkeypatch):
+@pytest.mark.usefixtures('probed')
+def test_loop_waits_for_every_program(waited):
   """Two that overlap on virtual devices may wait for each other for ever."""
-  waited = []
-  settle = sharding.settle
-  monkeypatch.setattr(
-    sharding, 'settle', lambda x: (waited.append(type(x)), settle(x))[1]
-  )
-  train_for(folder, 'waited', probe_every=4)
   probes, looks = STEPS // 4, STEPS // 2 - STEPS // 4
   assert waited.count(tuple) == STEPS  # State and metrics.
   # Each of the two programs also once when it was compiled.

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -17,7 +16,6 @@ import flatmatch_jax
 from flatmatch_jax import data, evaluate, predict
 from flatmatch_jax.report import __main__ as report
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import cli
 from flatmatch_jax.training import classifier as classifier_lib
 from flatmatch_jax.training import load
 
@@ -48,23 +46,6 @@ def classes(run, images):
   state = run.state
   (probs,) = run.classify([state.ema_params], state.batch_stats, images)
   return probs.argmax(-1)
-
-
-@pytest.fixture
-def call(monkeypatch, capfd):
-  """Runs a command in this process; returns exit code, stdout, stderr."""
-
-  def call(module, *args):
-    monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, args)])
-    code = 0
-    try:
-      with cli.errors_as_lines():
-        module.main()
-    except SystemExit as end:
-      code = end.code
-    return code, *capfd.readouterr()
-
-  return call
 
 
 @pytest.fixture
@@ -170,16 +151,11 @@ def test_process_gives_files_the_classes_of_arrays(
   broken = tmp_path / 'broken.png'
   broken.write_text('not an image')
   out = tmp_path / 'preds.csv'
-  done = subprocess.run(
-    [sys.executable, '-m', 'flatmatch_jax.predict']
-    + [f'--workdir={workdir}', f'--out={out}']
-    + [str(path) for path in (tmp_path / 'folder', broken, single)],
-    cwd=runs.ROOT,
-    env=runs.environment(workdir.parent),
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
+  args = f'--workdir={workdir}', f'--out={out}', tmp_path / 'folder', broken
+  done = runs.python(
+    '-m', 'flatmatch_jax.predict', *args, single,
+    cwd=runs.ROOT, env=runs.environment(workdir.parent),
+  )  # fmt: skip
   assert done.returncode == 0, done.stderr
   assert 'Traceback' not in done.stderr
   assert done.stderr.count('skipped') == 1

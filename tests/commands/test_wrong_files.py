@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import struct
-import sys
 import types
 import zlib
 
@@ -24,14 +23,6 @@ from flatmatch_jax.run.workdir import Workdir
 from flatmatch_jax.system import cli, sharding
 from flatmatch_jax.training import fixed_labels, loop, program, setup
 from flatmatch_jax.types import DatasetInfo, UserError
-
-
-def call(monkeypatch, module, *args):
-  """A command in this process; the code that it ends with."""
-  monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, args)])
-  with pytest.raises(SystemExit) as end, cli.errors_as_lines():
-    module.main()
-  return end.value.code
 
 
 def digest(folder):
@@ -101,11 +92,12 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(('module', 'args', 'named'), ARGUMENTS)
 def test_wrong_arguments_are_one_line(
-  module, args, named, monkeypatch, capfd, tmp_path
+  module, args, named, monkeypatch, call, tmp_path
 ):
   monkeypatch.chdir(tmp_path)
-  assert call(monkeypatch, module, *args) == 2
-  check_line(capfd.readouterr().err, named)
+  code, _, stderr = call(module, *args)
+  assert code == 2
+  check_line(stderr, named)
   assert not list(tmp_path.iterdir())
 
 
@@ -335,7 +327,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize('case', EDITS)
-def test_edited_runs_are_one_line(case, runs, monkeypatch, capfd, tmp_path):
+def test_edited_runs_are_one_line(case, runs, call, tmp_path):
   change, named = EDITS[case]
   shutil.copytree(runs, tmp_path / 'runs')
   run = tmp_path / 'runs' / 'wrn_10_1'
@@ -346,9 +338,9 @@ def test_edited_runs_are_one_line(case, runs, monkeypatch, capfd, tmp_path):
   if case == 'method':  # To classify takes the network only.
     commands.pop()
   for module, args in commands:
-    code = call(monkeypatch, module, '--workdir', run, *args)
+    code, _, stderr = call(module, '--workdir', run, *args)
     assert code == 2
-    check_line(capfd.readouterr().err, named)
+    check_line(stderr, named)
     assert digest(tmp_path) == before
 
 

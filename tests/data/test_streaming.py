@@ -2,8 +2,6 @@
 
 import io
 import itertools
-import subprocess
-import sys
 import time
 import types
 
@@ -11,6 +9,7 @@ import jax
 import numpy as np
 from PIL import Image
 import pytest
+import runs
 from tiny_imagenet import encode, picture, prepare
 from trees import assert_equal
 
@@ -550,9 +549,7 @@ dataset.test_images[:2]
 print(next(batches).labeled['weak'].shape)
 raise SystemExit(3)
 """
-  result = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, timeout=120
-  )
+  result = runs.python('-c', code)
   imported, shape = result.stdout.splitlines()
   assert imported == 'set()'  # Until a dataset is opened.
   assert shape == '(8, 16, 16, 3)'

@@ -4,11 +4,10 @@ import errno
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import textwrap
 
 import pytest
+import runs
 
 from flatmatch_jax.label import journal
 from flatmatch_jax.label.store import Store, check_class
@@ -390,12 +389,6 @@ print(after)
 
 def test_a_crash_anywhere_loses_nothing(folder):
   """The process ends at each of its calls that change files, in turn."""
-  done = subprocess.run(
-    [sys.executable, '-W', 'ignore', '-c', textwrap.dedent(CRASH), folder],
-    cwd=pathlib.Path(__file__).parents[2],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = runs.python('-W', 'ignore', '-c', textwrap.dedent(CRASH), folder)
   assert done.returncode == 0, done.stderr
   assert int(done.stdout) > 10

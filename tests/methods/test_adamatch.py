@@ -1,5 +1,6 @@
 """AdaMatch against the equations of its paper, in numpy."""
 
+from by_numpy import close, cross_entropy, prediction, softmax
 from conftest import INFO, NUM_CLASSES, make_batch
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,10 @@ from flatmatch_jax import methods
 from flatmatch_jax.methods.adamatch import warm_up
 from flatmatch_jax.step import forward
 from flatmatch_jax.training import program
-from flatmatch_jax.types import DatasetInfo, Prediction
+from flatmatch_jax.types import DatasetInfo
 
 STEPS = 1000
 LABELED, UNLABELED = 6, 12
-
-close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def softmax(logits):
-  powers = np.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
-
-
-def cross_entropy(logits, target):
-  return -(target * np.log(softmax(logits))).sum(-1)
 
 
 def create(**arguments):
@@ -42,7 +32,7 @@ def random_logits(rng):
 
 
 def outputs(logits):
-  return {k: Prediction(jnp.float32(v), None, {}) for k, v in logits.items()}
+  return {k: prediction(v) for k, v in logits.items()}
 
 
 @pytest.mark.parametrize(('step', 'mu'), [(0, 0.0), (250, 0.5), (900, 1.0)])

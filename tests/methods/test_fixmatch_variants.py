@@ -1,27 +1,18 @@
 """Methods that change FixMatch's losses, against their papers in numpy."""
 
+from by_numpy import assert_guesses, cross_entropy, prediction, softmax
 from conftest import INFO, NUM_CLASSES
 import jax.numpy as jnp
 import numpy as np
 
 from flatmatch_jax import methods
 from flatmatch_jax.methods.debiaspl import DebiasPLState
-from flatmatch_jax.types import Prediction
 
 B, U = 8, 16
 LABEL = np.arange(B) % NUM_CLASSES
 BAR = 0.7  # Some rows are above it, some below.
 
 close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def softmax(logits):
-  powers = np.exp(logits - logits.max(-1, keepdims=True))
-  return powers / powers.sum(-1, keepdims=True)
-
-
-def cross_entropy(logits, label):
-  return -np.log(softmax(logits))[np.arange(len(label)), label]
 
 
 def divergence(target, logits):
@@ -45,17 +36,12 @@ def call(name, views=(), state=(), **arguments):
     for _ in range(2)
   )
   outputs = (
-    {k: Prediction(jnp.float32(v), None, {}) for k, v in logits.items()}
+    {k: prediction(v) for k, v in logits.items()}
     for logits in (student, teacher)
   )
   method = methods.create(name, {'info': INFO}, threshold=BAR, **arguments)
   targets = {'label': jnp.asarray(LABEL)}
   return method.loss(*outputs, targets, state, jnp.asarray(5)), student, teacher
-
-
-def assert_guesses(metrics, label, mask):
-  np.testing.assert_array_equal(metrics['pseudo_labels'].label, label)
-  np.testing.assert_array_equal(metrics['pseudo_labels'].weight, mask)
 
 
 def hard_and_soft(student, teacher):

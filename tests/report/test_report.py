@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import functools
 import html.parser
 import io
 import json
@@ -31,7 +32,6 @@ from flatmatch_jax.report import (
 from flatmatch_jax.run import reference
 from flatmatch_jax.run.settings import as_dict
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import cli
 from flatmatch_jax.training import classify, load
 
 NAMES = [
@@ -151,20 +151,8 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, capfd):
-  """The command in this process; returns exit code, stdout, stderr."""
-
-  def call(*args):
-    monkeypatch.setattr(sys, 'argv', ['report', *map(str, args)])
-    code = 0
-    try:
-      with cli.errors_as_lines():
-        __main__.main()
-    except SystemExit as end:
-      code = end.code
-    return code, *capfd.readouterr()
-
-  return call
+def call(call):
+  return functools.partial(call, __main__)
 
 
 # One run.

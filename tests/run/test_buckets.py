@@ -219,27 +219,24 @@ def upload(bucket, finished, name):
     bucket.put(f'{name}/checkpoints/{step}/commit_success.txt', b'')
 
 
-def test_commands_take_a_bucket(
-  bucket, finished, tmp_path, monkeypatch, capsys
-):
-  def call(command, *args):
-    monkeypatch.setattr(sys, 'argv', ['command', *map(str, args)])
-    with cli.errors_as_lines():
-      command.main()
-    return capsys.readouterr().out
+def test_commands_take_a_bucket(bucket, finished, tmp_path, call):
+  def said(*args):
+    code, stdout, stderr = call(*args)
+    assert code == 0, stderr
+    return stdout
 
   folder, url = str(finished[0]), 'gs://bucket/run'
   upload(bucket, finished, 'run')
   image, out = tmp_path / 'image.png', 'gs://bucket/run/predictions.csv'
   Image.fromarray(np.zeros((8, 8), np.uint8)).save(image)
-  assert call(evaluate, '--workdir', url) == call(evaluate, '--workdir', folder)
-  here = call(predict, '--workdir', folder, image)
-  call(predict, '--workdir', url, image, '--out', out)
+  assert said(evaluate, '--workdir', url) == said(evaluate, '--workdir', folder)
+  here = said(predict, '--workdir', folder, image)
+  said(predict, '--workdir', url, image, '--out', out)
   exported = 'gs://bucket/run/model.safetensors'
-  call(export, '--workdir', url, '--out', exported)
-  call(analyze, '--workdir', url, '--what', 'convergence')
-  said = call(report, '--workdir', url)
-  assert said == 'The report is in gs://bucket/run/report.html\n'
+  said(export, '--workdir', url, '--out', exported)
+  said(analyze, '--workdir', url, '--what', 'convergence')
+  made = said(report, '--workdir', url)
+  assert made == 'The report is in gs://bucket/run/report.html\n'
   found = bucket.contents('run')
   assert found['predictions.csv'].decode().split() == here.split()
   assert (
@@ -251,19 +248,20 @@ def test_commands_take_a_bucket(
   assert b'Convergence' in found['report.html']
   upload(bucket, finished, 'others/a')
   upload(bucket, finished, 'others/b')
-  call(report, '--workdir', 'gs://bucket/others')
+  said(report, '--workdir', 'gs://bucket/others')
   table = bucket.contents('others')['report.csv'].decode()
   assert table.count('pseudo_label') == 1  # Two runs of one setting.
 
 
-def test_sweep_in_a_bucket(bucket, finished):
-  del finished
-  sweep.sweep(CONFIG, 'gs://bucket/sweep', {'seeds': [0, 1]}, at_once=1)
+@pytest.mark.usefixtures('tiny_network')
+def test_sweep_in_a_bucket(bucket):
+  config = conftest.make_config('supervised', steps=2, probe_every=0)
+  sweep.sweep(config, 'gs://bucket/sweep', {'seeds': [0, 1]}, at_once=1)
   found = bucket.contents('sweep')
   assert {'seeds=0/result.json', 'seeds=1/result.json'} <= found.keys()
   assert not any(name.endswith('.lock') for name in found)
   asked = bucket.requests()
-  members = sweep.sweep(CONFIG, 'gs://bucket/sweep', {'seeds': [0, 1]})
+  members = sweep.sweep(config, 'gs://bucket/sweep', {'seeds': [0, 1]})
   assert not sweep.stopped(members)
   assert asked
   assert not any('checkpoints' in line for line in bucket.requests())

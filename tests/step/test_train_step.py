@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from trees import assert_equal
 
 from flatmatch_jax import methods
 from flatmatch_jax.methods import losses
@@ -18,17 +19,6 @@ from flatmatch_jax.step import perturb, recipes, train_step
 from flatmatch_jax.step.forward import LAYOUTS, populations
 from flatmatch_jax.step.recipes import Recipe
 from flatmatch_jax.types import Losses, Prediction
-
-
-def gradient(function):
-  """Compiled: operation by operation, each would be compiled alone."""
-  return lambda params, *static: jax.jit(
-    lambda params: jax.grad(function)(params, *static)
-  )(params)
-
-
-def trees_equal(a, b):
-  jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def trees_close(a, b, rtol=2e-5, atol=1e-6):
@@ -42,33 +32,73 @@ def comparable(state):
   return dataclasses.replace(state, rng=jax.random.key_data(state.rng))
 
 
-def run(setup, steps):
+class Small(nn.Module):
+  """BatchNorm and dropout, each if wanted, and next to nothing to compile."""
+
+  heads: tuple = ()
+  momentum: float | None = 0.0
+  rate: float = 0.0
+
+  @nn.compact
+  def __call__(self, x, train):
+    x = x.reshape(len(x), -1)
+    if self.momentum is not None:
+      x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum)(x)
+    kept = not (train and self.has_rng('dropout'))
+    x = nn.Dropout(self.rate, deterministic=kept)(x)
+    return Prediction(nn.Dense(NUM_CLASSES, name='classifier')(x), x, {})
+
+
+ALONE = functools.partial(Small, momentum=None)
+DROPPING = functools.partial(Small, rate=0.5)
+
+
+@functools.cache
+def compiled(
+  method, recipe='plain', layout='split', network=Small, number=1, **args
+):
+  """A setup, its first state and its jitted step, shared by the tests."""
+  setup = Setup(method, recipe, layout, network, number, **args)
+  return setup, setup.init(), jax.jit(setup.step)
+
+
+@functools.cache
+def after_three(recipe, layout, network=DROPPING, **args):
+  """The state after three steps of FixMatch, which uses most guesses."""
   # Fused as outside of the tests: programs that compute the same then round
   # alike.
   usual = {'xla_cpu_use_fusion_emitters': True}
+  method = methods.create('fixmatch', threshold=0.3)
+  setup = Setup(method, recipe, layout, network, **args)
   state, step = setup.init(), jax.jit(setup.step, compiler_options=usual)
-  for seed in range(steps):
-    state, metrics = step(state, make_batch(seed))
-  return state, metrics
+  for seed in range(3):
+    state, _ = step(state, make_batch(seed))
+  return comparable(state)
 
 
-@pytest.mark.parametrize('layout', LAYOUTS)
-def test_zero_radius_on_all_losses_is_plain_bit_for_bit(layout):
-  everything = Recipe(
-    clean=Losses(0.0, 0.0),
-    worst=Losses(1.0, 1.0),
-    source=Losses(1.0, 1.0),
-    perturb=perturb.ascent,
-  )
-  plain, _ = run(Setup('freematch', layout=layout), steps=3)
-  moved, _ = run(Setup('freematch', everything, layout, rho=0.0), steps=3)
-  trees_equal(comparable(plain), comparable(moved))
+EVERYTHING = Recipe(
+  clean=Losses(0.0, 0.0),
+  worst=Losses(1.0, 1.0),
+  source=Losses(1.0, 1.0),
+  perturb=perturb.ascent,
+)
 
 
-def test_zero_radius_flatmatch_is_the_plain_method_bit_for_bit():
-  plain, _ = run(Setup('freematch'), steps=3)
-  moved, _ = run(Setup('freematch', 'flatmatch', rho=0.0), steps=3)
-  trees_equal(comparable(plain), comparable(moved))
+@pytest.mark.parametrize(
+  ('recipe', 'layout'),
+  [*((EVERYTHING, layout) for layout in LAYOUTS), ('flatmatch', 'split')],
+)
+def test_zero_radius_is_the_plain_method_bit_for_bit(recipe, layout):
+  """The second pass is the first, and drops the same."""
+  moved = after_three(recipe, layout, rho=0.0)
+  assert_equal(after_three('plain', layout), moved)
+
+
+def test_network_with_dropout_drops():
+  """Else the test above would not say that both passes drop the same."""
+  dropped, calm = (after_three('plain', 'split', n) for n in (DROPPING, Small))
+  kernel = lambda state: state.params['classifier']['kernel']
+  assert not np.array_equal(kernel(dropped), kernel(calm))
 
 
 @pytest.mark.parametrize('layout', ['joint', 'split'])
@@ -83,20 +113,18 @@ def test_step_equals_hand_written_gradient(layout, batch):
   state = state.replace(ema_params=jax.tree.map(jnp.copy, state.params))
   after, metrics = jax.jit(setup.step)(state, batch)
   assert metrics['used_fraction'] > 0.2
-  stats = state.batch_stats
-
-  def network(params, images):
-    variables = {'params': params, 'batch_stats': stats}
-    prediction, _ = setup.model.apply(
-      variables, images, train=True, mutable=['batch_stats']
-    )
-    return prediction.logits
-
   x, u, s = (
     batch.labeled['weak'],
     batch.unlabeled['weak'],
     batch.unlabeled['strong'],
   )
+
+  def network(params, images):
+    variables = {'params': params, 'batch_stats': state.batch_stats}
+    prediction, _ = setup.model.apply(
+      variables, images, train=True, mutable=['batch_stats']
+    )
+    return prediction.logits
 
   def logits(params):
     if layout == 'split':
@@ -107,75 +135,63 @@ def test_step_equals_hand_written_gradient(layout, batch):
     log_probs = jax.nn.log_softmax(logits(params)[0])
     return -jnp.mean(log_probs[jnp.arange(8), batch.labeled['label']])
 
-  teacher = jax.nn.softmax(jax.jit(logits)(state.params)[1])
+  @jax.jit
+  def by_hand(params):
+    """Parameters after the step, and after a plain one, and the losses."""
+    teacher = jax.nn.softmax(logits(params)[1])
 
-  def unlabeled_loss(params):
-    log_probs = jax.nn.log_softmax(logits(params)[2])
-    rows = -log_probs[jnp.arange(16), teacher.argmax(-1)]
-    return jnp.sum(jnp.where(teacher.max(-1) >= 0.95, rows, 0.0)) / 16
+    def unlabeled_loss(params):
+      log_probs = jax.nn.log_softmax(logits(params)[2])
+      rows = -log_probs[jnp.arange(16), teacher.argmax(-1)]
+      return jnp.sum(jnp.where(teacher.max(-1) >= 0.95, rows, 0.0)) / 16
 
-  g = gradient(labeled_loss)(state.params)
-  norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g)))
-  worst = jax.tree.map(lambda p, d: p + 0.5 * d / norm, state.params, g)
-  total = jax.tree.map(jnp.add, g, gradient(unlabeled_loss)(worst))
-  updates, _ = setup.tx.update(total, state.opt_state, state.params)
-  trees_close(after.params, optax.apply_updates(state.params, updates))
-  # The radius matters: the plain step is another one.
-  plain, _ = jax.jit(Setup('fixmatch', layout=layout).step)(
-    state.replace(perturb=()), batch
-  )
-  difference = optax.tree.norm(
-    jax.tree.map(jnp.subtract, plain.params, after.params)
-  )
-  assert difference > 1e-4
-  np.testing.assert_allclose(
-    metrics['labeled_loss'], labeled_loss(state.params), rtol=1e-5
-  )
-  np.testing.assert_allclose(
-    metrics['worst_loss'], unlabeled_loss(worst), rtol=1e-4
-  )
+    labeled, g = jax.value_and_grad(labeled_loss)(params)
+    norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g)))
+    worst = jax.tree.map(lambda p, d: p + 0.5 * d / norm, params, g)
+
+    def moved(other):
+      total = jax.tree.map(jnp.add, g, jax.grad(unlabeled_loss)(other))
+      updates, _ = setup.tx.update(total, state.opt_state, params)
+      return optax.apply_updates(params, updates)
+
+    return moved(worst), moved(params), labeled, unlabeled_loss(worst)
+
+  expected, plain, labeled, unlabeled = by_hand(state.params)
+  trees_close(after.params, expected)
+  difference = optax.tree.norm(jax.tree.map(jnp.subtract, plain, expected))
+  assert difference > 1e-4  # The radius matters.
+  np.testing.assert_allclose(metrics['labeled_loss'], labeled, rtol=1e-5)
+  np.testing.assert_allclose(metrics['worst_loss'], unlabeled, rtol=1e-4)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('recipe', ['flatmatch', 'flatmatch_e'])
 def test_worst_pass_leaves_running_statistics(recipe, layout, batch):
-  plain = Setup('freematch', layout=layout)
-  setup = Setup('freematch', recipe, layout, rho=1.0)
-  state = setup.init()
+  _, state, step = compiled('freematch', recipe, layout, rho=1.0)
   # FlatMatch-e starts with an empty memory: give it something to remember.
   state = state.replace(perturb=jax.tree.map(jnp.ones_like, state.perturb))
-  after, _ = jax.jit(setup.step)(state, batch)
-  expected, _ = jax.jit(plain.step)(state.replace(perturb=()), batch)
+  after, _ = step(state, batch)
+  _, before, plain = compiled('freematch', layout=layout)
+  expected, _ = plain(before, batch)
   trees_close(after.batch_stats, expected.batch_stats, rtol=1e-6)
   with np.testing.assert_raises(AssertionError):
     trees_close(after.batch_stats, state.batch_stats)
 
 
 def test_first_step_of_flatmatch_e_is_unperturbed(batch):
-  setup = Setup('freematch', 'flatmatch_e', rho=1.0)
-  state = setup.init()
-  after, metrics = jax.jit(setup.step)(state, batch)
+  _, state, step = compiled('freematch', 'flatmatch_e', rho=1.0)
+  after, metrics = step(state, batch)
   assert metrics['offset_norm'] == 0
-  plain, _ = jax.jit(Setup('freematch').step)(state.replace(perturb=()), batch)
-  trees_close(after.params, plain.params)
+  _, before, plain = compiled('freematch')
+  trees_close(after.params, plain(before, batch)[0].params)
 
 
 def test_memory_of_flatmatch_e_follows_its_recursion():
-  setup = Setup('fixmatch', 'flatmatch_e', rho=0.3, decay=0.9)
-  state, step = setup.init(), jax.jit(setup.step)
+  _, state, step = compiled('fixmatch', 'flatmatch_e', rho=0.3, decay=0.9)
   memory = jax.tree.map(jnp.zeros_like, state.params)
   for seed in range(3):
     batch = make_batch(seed)
-
-    def labeled_loss(params, state=state, batch=batch):
-      outputs, _ = setup.forward(
-        params, state.batch_stats, {'labeled': batch.labeled['weak']}
-      )
-      return losses.cross_entropy(
-        outputs['labeled'].logits, batch.labeled['label']
-      )
-
-    g = gradient(labeled_loss)(state.params)
+    g = gradient((1, 0), state.params, state, batch, targets_of(state, batch))
     memory = jax.tree.map(lambda m, d: 0.9 * m + 0.1 * d, memory, g)
     state, metrics = step(state, batch)
     trees_close(state.perturb, memory, rtol=1e-4)
@@ -199,7 +215,7 @@ def test_images_in_two_populations_are_normalized_by_both(batch):
   """Labeled images alone and together with unlabeled ones, as by hand."""
   own = (('labeled',), ('labeled_joint', 'weak'))
   method = methods.create('fixmatch')._replace(populations=own)
-  setup = Setup(method)
+  setup = Setup(method, network=Small)
   state = jax.jit(setup.init)()
   labeled, weak = batch.labeled['weak'], batch.unlabeled['weak']
   views = {'labeled': labeled, 'labeled_joint': labeled, 'weak': weak}
@@ -228,8 +244,7 @@ def test_images_in_two_populations_are_normalized_by_both(batch):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_running_statistics_come_from_the_weak_population(layout, batch):
-  setup = Setup('fixmatch', layout=layout)
-  state = setup.init()
+  setup, state, step = compiled('fixmatch', layout=layout)
   x, u, s = (
     batch.labeled['weak'],
     batch.unlabeled['weak'],
@@ -238,7 +253,7 @@ def test_running_statistics_come_from_the_weak_population(layout, batch):
   population = {'joint': [x, u, s], 'clean_strong': [x, u], 'split': [u]}[
     layout
   ]
-  after, _ = jax.jit(setup.step)(state, batch)
+  after, _ = step(state, batch)
   own = flax_statistics(setup.model, state, jnp.concatenate(population))
   expected = jax.tree.map(
     lambda old, new: 0.1 * old + 0.9 * new, state.batch_stats, own
@@ -246,14 +261,13 @@ def test_running_statistics_come_from_the_weak_population(layout, batch):
   trees_close(after.batch_stats, expected, rtol=1e-5)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def flax_statistics(model, state, images):
   """Running statistics after a pass in training, as flax updates them."""
   variables = {'params': state.params, 'batch_stats': state.batch_stats}
-  _, updates = jax.jit(
-    lambda variables: model.apply(
-      variables, images, train=True, mutable=['batch_stats']
-    )
-  )(variables)
+  _, updates = model.apply(
+    variables, images, train=True, mutable=['batch_stats']
+  )
   return updates['batch_stats']
 
 
@@ -261,43 +275,29 @@ def late(state, step=100_000):
   return state.replace(step=jnp.asarray(step))
 
 
-class OneNorm(nn.Module):
-  """Next to nothing, for steps that run operation by operation."""
-
-  heads: tuple = ()
-  momentum: float = 0.0
-
-  @nn.compact
-  def __call__(self, x, train):
-    x = x.reshape(len(x), -1)
-    x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum)(x)
-    return Prediction(nn.Dense(NUM_CLASSES)(x), x, {})
-
-
 @pytest.mark.parametrize('momentum', [0.9, 0.999])
 def test_late_running_statistics_are_flaxs_bit_for_bit(momentum, batch):
   """Not jitted: compilers round a product and a sum once or twice."""
-  setup = Setup('supervised', network=OneNorm)
+  setup = Setup('supervised', network=Small)
   step = train_step.make_train_step(
     setup.forward, setup.method, setup.tx, bn_momentum=momentum
   )
   stats = jax.tree.map(lambda x: x + 0.3, setup.init().batch_stats)
   state = late(setup.init()).replace(batch_stats=stats)
   after, _ = step(state, batch)
-  _, expected = OneNorm(momentum=momentum).apply(
+  _, expected = Small(momentum=momentum).apply(
     {'params': state.params, 'batch_stats': stats},
     batch.unlabeled['weak'],
     train=True,
     mutable=['batch_stats'],
   )
-  trees_equal(after.batch_stats, expected['batch_stats'])
+  assert_equal(after.batch_stats, expected['batch_stats'])
   with np.testing.assert_raises(AssertionError):
-    trees_equal(after.batch_stats, stats)
+    assert_equal(after.batch_stats, stats)
 
 
 def test_running_statistics_warm_up_as_the_averaged_weights_do():
-  setup = Setup('fixmatch')
-  state, step = setup.init(), jax.jit(setup.step)
+  setup, state, step = compiled('fixmatch')
   expected = state.batch_stats
   for number in range(4):
     batch = make_batch(number)
@@ -310,15 +310,17 @@ def test_running_statistics_warm_up_as_the_averaged_weights_do():
     trees_close(state.batch_stats, expected, rtol=1e-5)
 
 
+WIDENING = functools.partial(
+  WideResNet, NUM_CLASSES, blocks=1, width=1, strides=(1, 2)
+)
+
+
 @pytest.mark.parametrize('start', [0, 7, 100_000])
 @pytest.mark.parametrize('microbatches', [1, 2])
 def test_statistics_of_dead_norms_stay(start, microbatches):
   """Training does not apply the first norm of a block that widens."""
-  network = functools.partial(
-    WideResNet, NUM_CLASSES, blocks=1, width=1, strides=(1, 2)
-  )
-  setup = Setup('fixmatch', network=network, microbatches=microbatches)
-  state, step = late(setup.init(), start), jax.jit(setup.step)
+  _, state, step = compiled('fixmatch', network=WIDENING, number=microbatches)
+  state = late(state, start)
   # The two parts of some of these, rounded, do not add up to the whole.
   stats = jax.tree.map(
     lambda x: jnp.linspace(0.1, 0.9, len(x)), state.batch_stats
@@ -335,13 +337,12 @@ def test_statistics_of_dead_norms_stay(start, microbatches):
 
 
 def test_scaled_gradients_are_the_plain_ones_bit_for_bit(batch):
-  setup = Setup('freematch', 'flatmatch', rho=0.5)
+  setup, before, step = compiled('freematch', 'flatmatch', rho=0.5)
   parts = setup.forward, setup.method, setup.tx, setup.recipe, setup.perturb
   scaled = train_step.make_train_step(*parts, float16=True)
-  before = setup.init()
-  plain, _ = jax.jit(setup.step)(before, batch)
+  plain, _ = step(before, batch)
   after, _ = jax.jit(scaled)(before, batch)
-  trees_equal(comparable(after), comparable(plain))
+  assert_equal(comparable(after), comparable(plain))
 
 
 @pytest.mark.parametrize('recipe', ['plain', 'flatmatch'])
@@ -349,12 +350,12 @@ def test_scaled_gradients_cost_no_pass(recipe, batch):
   setup = Setup('fixmatch', recipe)
   parts = setup.forward, setup.method, setup.tx, setup.recipe, setup.perturb
   scaled = train_step.make_train_step(*parts, float16=True)
-  count = lambda step: jax.jit(step).lower(setup.init(), batch).cost_analysis()
+  state = jax.eval_shape(setup.init)
+  count = lambda step: jax.jit(step).lower(state, batch).cost_analysis()
   assert count(scaled)['flops'] < 1.1 * count(setup.step)['flops']
 
 
-@pytest.mark.parametrize('skipped', [0, 3, 40])
-def test_each_skipped_step_halves_the_scale_of_float16(skipped, batch):
+def test_each_skipped_step_halves_the_scale_of_float16(batch):
   """Seen where gradients leave the network in float16's place."""
   seen = []
 
@@ -367,36 +368,37 @@ def test_each_skipped_step_halves_the_scale_of_float16(skipped, batch):
     return (grad,)
 
   look.defvjp(lambda x: (x, None), backward)
-  setup = Setup('supervised')
+  setup, before, _ = compiled('supervised')
 
   def forward(*args):
     outputs, stats = setup.forward(*args)
     head = outputs['labeled']
     return outputs | {'labeled': head._replace(logits=look(head.logits))}, stats
 
-  before = setup.init()
-  before = before.replace(
-    skipped=before.skipped._replace(total=jnp.int32(skipped))
-  )
-  for float16 in (False, True):
-    step = train_step.make_train_step(
-      forward, setup.method, setup.tx, float16=float16
+  plain, scaled = (
+    jax.jit(
+      train_step.make_train_step(
+        forward, setup.method, setup.tx, float16=float16
+      )
     )
-    jax.block_until_ready(jax.jit(step)(before, batch))
+    for float16 in (False, True)
+  )
+  for step, skipped in ((plain, 0), (scaled, 0), (scaled, 3), (scaled, 40)):
+    total = before.skipped._replace(total=jnp.int32(skipped))
+    jax.block_until_ready(step(before.replace(skipped=total), batch))
     jax.effects_barrier()
-  plain, scaled = seen
-  assert scaled == plain * 2.0 ** max(15 - skipped, 0)
+  largest, *others = seen
+  assert others == [largest * 2.0**exponent for exponent in (15, 12, 0)]
 
 
 def test_weights_average_warms_up(batch):
-  setup = Setup('supervised')
-  state = setup.init()
-  after, _ = jax.jit(setup.step)(state, batch)
+  _, state, step = compiled('supervised')
+  after, _ = step(state, batch)
   expected = jax.tree.map(
     lambda old, new: 0.1 * old + 0.9 * new, state.ema_params, after.params
   )
   trees_close(after.ema_params, expected)
-  after, _ = jax.jit(setup.step)(late(state), batch)
+  after, _ = step(late(state), batch)
   expected = jax.tree.map(
     lambda old, new: 0.999 * old + 0.001 * new, state.ema_params, after.params
   )
@@ -404,9 +406,8 @@ def test_weights_average_warms_up(batch):
 
 
 def test_metrics_describe_the_pseudo_labels(batch):
-  setup = Setup('freematch')
-  state = setup.init()
-  _, metrics = jax.jit(setup.step)(state, batch)
+  setup, state, step = compiled('freematch')
+  _, metrics = step(state, batch)
   outputs, _ = setup.forward(
     state.params, state.batch_stats, {'weak': batch.unlabeled['weak']}
   )
@@ -418,54 +419,61 @@ def test_metrics_describe_the_pseudo_labels(batch):
   unknown = batch._replace(
     unlabeled=batch.unlabeled | {'truth': jnp.full(16, -1)}
   )
-  _, metrics = jax.jit(setup.step)(state, unknown)
+  _, metrics = step(state, unknown)
   assert np.isnan(metrics['pseudo_label_accuracy'])
 
 
 def confident(state):
   """Sharp predictions: otherwise FixMatch uses nothing."""
-  kernel = 30 * state.params['classifier']['kernel']
+  kernel = 5 * state.params['classifier']['kernel']
   params = state.params | {
     'classifier': state.params['classifier'] | {'kernel': kernel}
   }
   return state.replace(params=params)
 
 
-def written_out(setup, state, batch):
-  """(labeled, unlabeled) losses of FixMatch at any θ̃, targets from θ."""
+FIXMATCH = Setup('fixmatch', network=Small)
 
-  def logits(params, images):
-    outputs, _ = setup.forward(params, state.batch_stats, {'x': images})
-    return outputs['x'].logits
 
-  teacher = jax.jit(logits)(state.params, batch.unlabeled['weak'])
+def logits_of(params, state, images):
+  outputs, _ = FIXMATCH.forward(params, state.batch_stats, {'x': images})
+  return outputs['x'].logits
+
+
+@jax.jit
+def targets_of(state, batch):
+  """FixMatch's guesses, and which it uses: from θ."""
+  teacher = logits_of(state.params, state, batch.unlabeled['weak'])
   teacher = jax.nn.softmax(teacher)
-  mask = teacher.max(-1) >= 0.95
-
-  def labeled(params, rows=(None,)):
-    rows = slice(*rows)
-    x, y = batch.labeled['weak'][rows], batch.labeled['label'][rows]
-    return losses.cross_entropy(logits(params, x), y)
-
-  def unlabeled(params, rows=(None,)):
-    rows = slice(*rows)
-    rows_logits = logits(params, batch.unlabeled['strong'][rows])
-    return losses.cross_entropy(
-      rows_logits, teacher.argmax(-1)[rows], mask[rows]
-    )
-
-  return labeled, unlabeled
+  return teacher.argmax(-1), teacher.max(-1) >= 0.95
 
 
-def expected_params(setup, state, total):
-  updates, _ = jax.jit(setup.tx.update)(total, state.opt_state, state.params)
+@jax.jit
+def gradient(weights, params, state, batch, targets):
+  """Of the weighted (labeled, unlabeled) losses of FixMatch at any θ̃."""
+
+  def loss(params):
+    labeled = logits_of(params, state, batch.labeled['weak'])
+    unlabeled = logits_of(params, state, batch.unlabeled['strong'])
+    return weights[0] * losses.cross_entropy(
+      labeled, batch.labeled['label']
+    ) + weights[1] * losses.cross_entropy(unlabeled, *targets)
+
+  return jax.grad(loss)(params)
+
+
+@jax.jit
+def updated(state, *gradients):
+  """Parameters after the optimizer's step along a sum."""
+  total = jax.tree.map(lambda *x: sum(x), *gradients)
+  updates, _ = FIXMATCH.tx.update(total, state.opt_state, state.params)
   return optax.apply_updates(state.params, updates)
 
 
 @jax.jit
-def towards(params, direction, rho):
+def towards(params, direction):
   norm = optax.tree.norm(direction)
-  return jax.tree.map(lambda p, d: p + rho * d / norm, params, direction)
+  return jax.tree.map(lambda p, d: p + 0.5 * d / norm, params, direction)
 
 
 # clean, worst, source as (labeled, unlabeled), typed here once more.
@@ -481,78 +489,42 @@ ROWS = {
 
 @pytest.mark.parametrize('recipe', ROWS)
 def test_recipe_is_its_row_of_the_equation(recipe, batch):
-  setup = Setup('fixmatch', recipe, rho=0.5)
-  state = confident(setup.init())
-  labeled, unlabeled = written_out(setup, state, batch)
-
-  def total(row):
-    return lambda params: row[0] * labeled(params) + row[1] * unlabeled(params)
-
+  _, state, step = compiled('fixmatch', recipe, rho=0.5)
+  state = confident(state)
+  targets = targets_of(state, batch)
+  assert 0 < targets[1].sum() < 16
+  at = lambda row, params: gradient(row, params, state, batch, targets)
   clean, worst, source = ROWS[recipe]
-  moved = towards(state.params, gradient(total(source))(state.params), 0.5)
-  total = jax.tree.map(
-    jnp.add,
-    gradient(total(clean))(state.params),
-    gradient(total(worst))(moved),
-  )
-  after, _ = jax.jit(setup.step)(state, batch)
-  trees_close(after.params, expected_params(setup, state, total), rtol=1e-4)
+  moved = towards(state.params, at(source, state.params))
+  terms = at(clean, state.params), at(worst, moved)
+  after, _ = step(state, batch)
+  trees_close(after.params, updated(state, *terms), rtol=1e-4)
 
 
 def test_groups_climb_their_own_gradients(batch):
-  setup = Setup('fixmatch', 'flatmatch', rho=0.5, groups=2)
-  state = confident(setup.init())
-  labeled, unlabeled = written_out(setup, state, batch)
-  total = gradient(labeled)(state.params)
+  _, state, step = compiled('fixmatch', 'flatmatch', rho=0.5, groups=2)
+  state = confident(state)
+  targets = targets_of(state, batch)
+  terms = [gradient((1, 0), state.params, state, batch, targets)]
   for part in range(2):
-    x = u = part, None, 2
-    moved = towards(state.params, gradient(labeled)(state.params, x), 0.5)
-    worst = gradient(unlabeled)(moved, u)
-    total = jax.tree.map(lambda t, w: t + w / 2, total, worst)
-  after, _ = jax.jit(setup.step)(state, batch)
-  trees_close(after.params, expected_params(setup, state, total), rtol=1e-4)
+    rows = jax.tree.map(lambda x, n=part: x[n::2], (batch, targets))
+    climb = gradient((1, 0), state.params, state, *rows)
+    moved = towards(state.params, climb)
+    terms.append(gradient((0, 0.5), moved, state, *rows))
+  after, _ = step(state, batch)
+  trees_close(after.params, updated(state, *terms), rtol=1e-4)
 
 
 def test_fixed_labels_serve_the_perturbation_only(batch):
-  setup = Setup('fixmatch', 'flatmatch', rho=0.5)
-  state = confident(setup.init())
+  _, state, step = compiled('fixmatch', 'flatmatch', rho=0.5)
+  state = confident(state)
+  targets = targets_of(state, batch)
+  at = lambda row, params, batch: gradient(row, params, state, batch, targets)
   other = make_batch(7)
-  batch = batch._replace(fixed=dict(other.labeled))
-  labeled, unlabeled = written_out(setup, state, batch)
-  fixed, _ = written_out(setup, state, other)
-  moved = towards(state.params, gradient(fixed)(state.params), 0.5)
-  total = jax.tree.map(
-    jnp.add, gradient(labeled)(state.params), gradient(unlabeled)(moved)
-  )
-  after, _ = jax.jit(setup.step)(state, batch)
-  trees_close(after.params, expected_params(setup, state, total), rtol=1e-4)
-
-
-class Dropping(nn.Module):
-  """A network without BatchNorm that drops a share of its hidden units."""
-
-  heads: tuple = ()
-  rate: float = 0.5
-
-  @nn.compact
-  def __call__(self, x, train):
-    x = nn.relu(nn.Dense(16)(x.reshape(len(x), -1)))
-    dropped = not (train and self.has_rng('dropout'))
-    x = nn.Dropout(self.rate, deterministic=dropped)(x)
-    logits = nn.Dense(NUM_CLASSES, name='classifier')(x)
-    return Prediction(logits, x, {})
-
-
-def test_both_passes_of_a_step_drop_the_same(batch):
-  """With ρ=0 the second pass is the first: one key for both, bit for bit."""
-  plain, _ = run(Setup('freematch', network=Dropping), steps=3)
-  moved, _ = run(Setup('freematch', 'flatmatch', network=Dropping, rho=0.0), 3)
-  trees_equal(comparable(plain), comparable(moved))
-  kept = functools.partial(Dropping, rate=0.0)
-  calm, _ = run(Setup('freematch', network=kept), steps=3)
-  assert not np.array_equal(  # It does drop.
-    plain.params['classifier']['kernel'], calm.params['classifier']['kernel']
-  )
+  moved = towards(state.params, at((1, 0), state.params, other))
+  terms = at((1, 0), state.params, batch), at((0, 1), moved, batch)
+  after, _ = step(state, batch._replace(fixed=dict(other.labeled)))
+  trees_close(after.params, updated(state, *terms), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -560,13 +532,9 @@ def test_both_passes_of_a_step_drop_the_same(batch):
 )
 def test_microbatches_are_the_plain_step(method, recipe):
   """Where nothing couples the images of a batch: without BatchNorm."""
-  network = functools.partial(Dropping, rate=0.0)
-  whole, parts = (
-    Setup(method, recipe, 'joint', network, microbatches=n) for n in (1, 4)
-  )
   states = []
-  for setup in (whole, parts):
-    state, step = setup.init(), jax.jit(setup.step)
+  for number in (1, 4):
+    setup, state, step = compiled(method, recipe, 'joint', ALONE, number)
     for seed in range(2):
       state, _ = step(state, make_batch(seed, views=setup.method.views))
     states.append(comparable(state))
@@ -590,9 +558,9 @@ def test_microbatches_need_the_memory_of_one():
   memory = []
   for microbatches in (1, 8):
     setup = Setup('fixmatch', network=Deep, microbatches=microbatches)
-    state = setup.init()
-    compiled = jax.jit(setup.step).lower(state, batch).compile()
-    memory.append(compiled.memory_analysis().temp_size_in_bytes)
+    state = jax.eval_shape(setup.init)
+    program = jax.jit(setup.step).lower(state, batch).compile()
+    memory.append(program.memory_analysis().temp_size_in_bytes)
   assert memory[1] < 0.5 * memory[0]
 
 

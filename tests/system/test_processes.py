@@ -1,6 +1,5 @@
 """Real processes on one machine, each with devices of its own, as one run."""
 
-import contextlib
 import http.server
 import json
 import os
@@ -14,12 +13,13 @@ import numpy as np
 import processes
 import pytest
 import runs
+import streams
 import tiny_imagenet
 import tiny_main
 
 from flatmatch_jax import models
 from flatmatch_jax.run.workdir import Workdir
-from flatmatch_jax.system import clusters, distributed
+from flatmatch_jax.system import clusters, distributed, sharding
 from flatmatch_jax.training import load
 from flatmatch_jax.types import UserError
 
@@ -205,6 +205,14 @@ def test_run_in_a_bucket_stops_and_resumes_to_the_same_bits(
   jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+SLURM = {
+  'SLURM_JOB_ID': '7',
+  'SLURM_STEP_NODELIST': 'node[1-2]',
+  'SLURM_NTASKS': '2',
+  'SLURM_PROCID': '0',
+  'SLURM_LOCALID': '0',
+}
+
 RESTORE = """
 import pathlib
 import shutil
@@ -217,12 +225,9 @@ from flatmatch_jax.system import distributed, sharding
 from flatmatch_jax.run.checkpoint import Checkpoints
 from flatmatch_jax.types import UserError
 
-folder, *told = sys.argv[1:]
-told = dict(flag.lstrip('-').split('=') for flag in told)
-distributed.connect(
-  told['coordinator'], int(told['num_processes']), int(told['process_id'])
-)
-folder, mesh = pathlib.Path(folder), sharding.make_mesh()
+distributed.connect()
+print(f'process {jax.process_index()} of {jax.process_count()}')
+folder, mesh = pathlib.Path(sys.argv[1]), sharding.make_mesh()
 over_batch = sharding.over_batch(mesh)
 whole = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
 make = lambda step: np.random.default_rng(step).normal(size=(2, 3000))
@@ -275,8 +280,16 @@ for name, hurt in HURTS.items():
 
 
 def test_all_processes_agree_on_the_checkpoint_that_is_whole(env, tmp_path):
-  """Also where only one of them reads what is torn."""
-  ended = processes.run(2, ['-c', RESTORE, str(tmp_path)], env)
+  """Also where only one of them reads what is torn.
+
+  They find each other as a step that srun starts, but for the host's name.
+  """
+  slurm = SLURM | {
+    'SLURM_STEP_NODELIST': 'localhost',
+    'JAX_COORDINATOR_PORT': str(processes.free_port()),
+  }
+  of_slurm = lambda number: env | slurm | {'SLURM_PROCID': str(number)}
+  ended = processes.run(2, ['-c', RESTORE, str(tmp_path)], of_slurm)
   first, second = (process.output for process in ended)
   found = [
     'nothing: 3, aside []',
@@ -286,7 +299,8 @@ def test_all_processes_agree_on_the_checkpoint_that_is_whole(env, tmp_path):
     'all: none, aside []',
     'not shown: 3, aside []',
   ]
-  for output in (first, second):
+  for number, output in enumerate((first, second)):
+    assert f'process {number} of 2' in output
     lines = [line for line in output.splitlines() if ', aside ' in line]
     assert lines == found, output
   assert first.count(' is damaged (') == 3
@@ -354,13 +368,6 @@ def test_port_in_use_is_named():
       distributed.connect(f'localhost:{port}', 2, 0)
 
 
-SLURM = {
-  'SLURM_JOB_ID': '7',
-  'SLURM_STEP_NODELIST': 'node[1-2]',
-  'SLURM_NTASKS': '2',
-  'SLURM_PROCID': '0',
-  'SLURM_LOCALID': '0',
-}
 POD = {'TPU_ML_PLATFORM': 'JAX', 'TPU_WORKER_HOSTNAMES': 'a,b'}
 JOB = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'JOB_COMPLETION_INDEX': '0'}
 
@@ -416,92 +423,21 @@ def test_pod_is_found_by_its_metadata(workers, cluster, monkeypatch):
     thread.join()
 
 
-def test_slurm_step_joins_by_itself(env, tmp_path):
-  """As srun would start it, but for the host's name."""
-  slurm = SLURM | {
-    'SLURM_STEP_NODELIST': 'localhost',
-    'JAX_COORDINATOR_PORT': str(processes.free_port()),
-  }
-  envs = [env | slurm | {'SLURM_PROCID': str(n)} for n in range(2)]
-  script = (
-    'import jax; from flatmatch_jax.system import distributed; '
-    'distributed.connect(); print(jax.process_index(), jax.process_count())'
-  )
-  with contextlib.ExitStack() as stack:
-    groups = [
-      stack.enter_context(processes.started(1, ['-c', script], env))
-      for env in envs
-    ]
-    ended = [group.wait()[0] for group in groups]
-  assert ['0 2' in ended[0].output, '1 2' in ended[1].output] == [True, True]
-
-
-STREAM = """
-import sys
-
-import jax
-import numpy as np
-
-from flatmatch_jax.training import classify
-from flatmatch_jax.system import distributed, sharding
-from flatmatch_jax.data import splits, streaming
-from flatmatch_jax.data.prefetch import Prefetch
-
-folder, out, *told = sys.argv[1:]
-told = dict(flag.lstrip('-').split('=') for flag in told)
-if told:
-  distributed.connect(
-    told['coordinator'], int(told['num_processes']), int(told['process_id'])
-  )
-dataset = streaming.from_tfds('imagenet2012', folder, 16)
-labeled = np.array([1, 5, 9, 20])
-split = splits.Split(labeled, np.arange(30), labeled[:0])
-mesh = sharding.make_mesh()
-over_batch = sharding.over_batch(mesh)
-read = []
-inner = dataset.train_images.records.__class__.start
-dataset.train_images.records.__class__.start = (
-  lambda self, rows: read.extend(rows) or inner(self, rows)
-)
-source = streaming.batches(
-  streaming.place(dataset, split), 0, 0, 3, 4, 8, ('weak', 'strong'),
-  rows=lambda size: sharding.local_rows(over_batch, size),
-)
-whole = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
-with Prefetch(source, over_batch) as batches:
-  found = [np.asarray(x) for b in batches for x in jax.tree.leaves(whole(b))]
-of_batches, read[:] = len(read), []
-
-
-class Mean:
-  def apply(self, variables, images, train):
-    logits = images.mean((1, 2)) * variables['params']
-    return type('Prediction', (), {'logits': logits})
-
-
-run = classify.make_classifier(Mean(), (0.0,) * 3, (1.0,) * 3, 4, mesh)
-found += run((1.0, 5.0), {}, dataset.test_images)
-if distributed.is_first():
-  np.savez(out, *found)
-print('read', of_batches, len(read))
-"""
-
-
 def test_streams_of_two_processes_equal_those_of_one(env, tmp_path):
   """Also what they classify; and each process decodes its own rows only."""
   tiny_imagenet.prepare(tmp_path)
-  env = env | {'PYTHONPATH': str(processes.ROOT)}  # With TensorFlow.
-  found = {}
-  for count in (1, 2):
-    out = tmp_path / f'{count}.npz'
-    ended = processes.run(count, ['-c', STREAM, str(tmp_path), str(out)], env)
-    for process in ended:
-      # Three batches of 4 + 8 rows, and 7 test images: 4 and 3 of them.
-      train_rows, test_rows = 36 // count, (7,) if count == 1 else (4, 3)
-      counts = [f'read {train_rows} {n}' for n in test_rows]
-      assert any(c in process.output for c in counts), process.output
-    with np.load(out) as arrays:
-      found[count] = [arrays[name] for name in arrays]
-  for a, b in zip(found[1], found[2], strict=True):
+  out = tmp_path / 'found.npz'
+  script = str(processes.ROOT / 'tests' / 'streams.py')
+  with_tensorflow = env | {'PYTHONPATH': str(processes.ROOT)}
+  ended = processes.run(2, [script, str(tmp_path), str(out)], with_tensorflow)
+  alone = sharding.make_mesh(devices=jax.devices()[:1])
+  expected, read = streams.everything(tmp_path, alone)
+  # Three batches of 4 + 8 rows, and 7 test images.
+  assert read == (36, 7)
+  for process, test_rows in zip(ended, (4, 3), strict=True):
+    assert f'read 18 {test_rows}' in process.output, process.output
+  with np.load(out) as arrays:
+    found = [arrays[name] for name in arrays]
+  for a, b in zip(expected, found, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6)
-  assert len(found[1]) == 3 * 7 + 2
+  assert len(found) == 3 * 7 + 2

@@ -74,13 +74,7 @@ with signals.stop_requests() as request:
 
 
 def test_second_request_ends_the_process_without_waiting_for_python():
-  done = subprocess.run(
-    [sys.executable, '-c', TWICE],
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  done = runs.python('-c', TWICE)
   assert done.returncode == -signal.SIGINT
   assert done.stdout == ''
   assert 'Traceback' not in done.stderr
@@ -137,10 +131,7 @@ os.kill(child, signal.SIGKILL)
 
 def test_requests_to_children_are_theirs():
   """And one that lives on, with copies of all pipes, is not waited for."""
-  command = [sys.executable, '-W', 'ignore', '-c', FORKS]
-  done = subprocess.run(
-    command, env=environment(), capture_output=True, text=True, timeout=60
-  )
+  done = runs.python('-W', 'ignore', '-c', FORKS)
   assert done.returncode == 0, done.stderr
   assert done.stderr.count('Stopping') == 1
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 
@@ -10,7 +9,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import pytest
-from runs import ROOT
+from runs import ROOT, finished_run, python
 
 from configs import cifar10
 from flatmatch_jax.system import startup
@@ -157,8 +156,6 @@ def test_programs_used_least_recently_are_deleted(tmp_path):
 
 
 def test_log_tells_where_the_start_went(tmp_path_factory):
-  from runs import finished_run
-
   _, log = finished_run(tmp_path_factory)
   (line,) = re.findall(r'The first step was done after .*', log)
   for phase in ('import', 'data', 'state', 'log', 'compile', 'first step'):
@@ -208,16 +205,9 @@ print(jax.device_count(), 'timeout' in os.environ.get('XLA_FLAGS', ''))
 def test_cores_are_devices_unless_jax_is_told(dataset, given, found):
   names = ('JAX_NUM_CPU_DEVICES', 'XLA_FLAGS')
   environment = {k: v for k, v in os.environ.items() if k not in names}
-  environment['PYTHONPATH'] = str(ROOT)
   if given:
     environment['JAX_NUM_CPU_DEVICES'] = given
-  done = subprocess.run(
-    [sys.executable, '-c', USE, dataset],
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  done = python('-c', USE, dataset, env=environment)
   assert done.stdout.strip() == found, done.stderr
 
 
@@ -240,13 +230,7 @@ print(before == (absl.logging.get_verbosity(), sys.unraisablehook))
 
 
 def test_importing_loads_no_tensorflow_and_silences_nothing():
-  done = subprocess.run(
-    [sys.executable, '-c', _IMPORT_ALL],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  done = python('-c', _IMPORT_ALL, cwd=ROOT)
   assert done.returncode == 0, done.stderr
   loaded, unchanged = done.stdout.splitlines()
   number, loaded = loaded.split(maxsplit=1)
@@ -261,32 +245,20 @@ _LEVEL = 'import os; print(os.environ["TF_CPP_MIN_LOG_LEVEL"])'
 @pytest.mark.parametrize('given', [None, '0'])
 def test_commands_keep_the_alarms_of_xla_from_the_user(given, tmp_path):
   """Its C++ reads the level when jax is imported; 3 is fatal errors only."""
-  environment = os.environ | {'PYTHONPATH': str(ROOT)}
+  environment = dict(os.environ)
   environment.pop('TF_CPP_MIN_LOG_LEVEL', None)  # Tests have imported jax.
   environment |= {'TF_CPP_MIN_LOG_LEVEL': given} if given else {}
   (tmp_path / 'main.py').write_text(
     (ROOT / 'main.py').read_text().partition('from absl')[0] + _LEVEL
   )
-  done = subprocess.run(
-    [sys.executable, tmp_path / 'main.py'],
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  done = python(tmp_path / 'main.py', env=environment)
   assert done.stdout.strip() == (given or '3'), done.stderr
 
 
 @pytest.mark.parametrize('args', [['main.py'], ['-m', 'flatmatch_jax.report']])
 def test_missing_packages_are_one_line(args):
   """-S: without site-packages, as outside the environment."""
-  done = subprocess.run(
-    [sys.executable, '-S', *args],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
+  done = python('-S', *args, cwd=ROOT)
   assert done.returncode == 1
   assert done.stderr.startswith(
     f"error: {sys.executable} has no package 'absl'"

@@ -1,8 +1,6 @@
 """A model in use: arrays and files in, probabilities out, or one clear line."""
 
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 from PIL import Image
@@ -65,13 +63,8 @@ assert {{'load', 'fit'}} < set(dir(flatmatch_jax))
 flatmatch_jax.load({str(workdir)!r})
 assert 'tensorflow' not in sys.modules and 'matplotlib' not in sys.modules
 """
-  subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=runs.ROOT,
-    env=runs.environment(workdir.parent, tensorflow=True),
-    check=True,
-    timeout=600,
-  )
+  done = runs.python('-c', code, cwd=runs.ROOT)
+  assert done.returncode == 0, done.stderr
 
 
 def test_files_are_what_they_hold(classifier, images, tmp_path, monkeypatch):

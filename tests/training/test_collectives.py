@@ -102,14 +102,14 @@ def check(case, batch_size, turns):
   assert depth < messages <= depth + passes + turns + 2
 
 
-@pytest.mark.parametrize('case', CASES, ids='-'.join)
+@pytest.mark.parametrize(
+  'case', [('fixmatch', 'split'), ('flatmatch_e', 'split')], ids='-'.join
+)
 def test_gradients_moments_and_scalars_are_sent(case):
   check(case, 8, turns=1)
 
 
-@pytest.mark.parametrize(
-  'case', [('flatmatch_e', 'split'), ('freematch', 'joint')], ids='-'.join
-)
+@pytest.mark.parametrize('case', [*CASES][1:], ids='-'.join)
 def test_a_larger_batch_sends_no_more(case, monkeypatch):
   """With weak views for strong ones, which take long to compile."""
   weak = lambda key, images, pad, flip, *_: augment.weak(key, images, pad, flip)
