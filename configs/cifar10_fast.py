@@ -8,7 +8,8 @@
 A network with 1.2 million parameters; 8,000 steps, or 16,000 with more than
 1,000 labels. From 250 labels FlatMatch ends at 31.7 ± 1.3% test error after 25
 to 55 minutes of a core, by its speed, and the third command at 22.5% after two
-hours. Labels alone give 51.8 ± 1.7%.
+hours. Labels alone give 51.8 ± 1.7%. From 4,000 labels it ends at 17.1% after an
+hour (labels alone: 20.8%; one seed each).
 """
 
 from configs import cifar10
