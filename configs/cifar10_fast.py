@@ -1,4 +1,4 @@
-"""CIFAR-10 in less than an hour of one CPU core: docs/results.md.
+"""CIFAR-10 in about an hour of one CPU core: docs/results.md.
 
   python main.py --config configs/cifar10_fast.py:labels=250 --workdir runs/fast
   python main.py --config configs/cifar10_fast.py:method=fixmatch,labels=4000
@@ -8,8 +8,8 @@
 A network with 1.2 million parameters; 8,000 steps, or 16,000 with more than
 1,000 labels. From 250 labels FlatMatch ends at 31.7 ± 1.3% test error after 25
 to 55 minutes of a core, by its speed, and the third command at 22.5% after two
-hours. Labels alone give 51.8 ± 1.7%. From 4,000 labels it ends at 17.1% after an
-hour (labels alone: 20.8%; one seed each).
+hours. Labels alone give 51.8 ± 1.7%. From 4,000 labels it ends at 17.1% after
+an hour (labels alone: 20.8%; one seed each).
 """
 
 from configs import cifar10

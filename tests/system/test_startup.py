@@ -12,6 +12,7 @@ import pytest
 from runs import ROOT, finished_run, python
 
 from configs import cifar10
+import flatmatch_jax
 from flatmatch_jax.system import startup
 
 
@@ -265,3 +266,34 @@ def test_missing_packages_are_one_line(args):
   )
   assert '. .venv/bin/activate' in done.stderr
   assert done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  ('argv', 'original', 'pages', 'tunables', 'restarts'),
+  [
+    (['main.py', 'a b'], ['main.py', 'a b'], '[madvise] never', None, True),
+    (['-m', 'a'], ['-m', 'flatmatch_jax.x', 'a'], '[madvise]', None, True),
+    (['main.py'], ['main.py'], '[always] madvise', None, False),
+    (['main.py'], ['main.py'], '[madvise] never', 'mine', False),
+    # As in a notebook.
+    (['main.py'], ['-m', 'kernel', '-f', 'x'], '[madvise]', None, False),
+    (['main.py'], ['main.py'], None, None, False),
+  ],
+)
+def test_a_command_starts_anew_for_large_pages(
+  argv, original, pages, tunables, restarts, monkeypatch, tmp_path
+):
+  started = []
+  if pages is not None:
+    (tmp_path / 'enabled').write_text(f'always {pages}')
+  monkeypatch.setattr(flatmatch_jax, '_LARGE_PAGES', tmp_path / 'enabled')
+  monkeypatch.setattr(sys, 'argv', argv)
+  monkeypatch.setattr(sys, 'orig_argv', ['python', *original])
+  monkeypatch.setattr(os, 'execv', lambda *args: started.append(args))
+  found = {'GLIBC_TUNABLES': tunables} if tunables else {}
+  monkeypatch.setattr(os, 'environ', found)
+  flatmatch_jax.begin_command()
+  expected = (sys.executable, [sys.executable, *original])
+  assert started == ([expected] if restarts else [])
+  if restarts:
+    assert found['GLIBC_TUNABLES'] == 'glibc.malloc.hugetlb=1'
