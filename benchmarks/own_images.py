@@ -46,11 +46,15 @@ def make_config(args, method: str, seed: int):
   argument = ','.join(filter(None, parts))
   config = load.load_config(args.config, argument)
   config.data_dir = args.data_dir
-  settings = {
-    field: [value]
-    for field, _, value in (item.partition('=') for item in args.set)
-  }
-  (member,) = sweep.combine(config, args.out, settings)
+  settings = sweep.read_settings(args.set, [])
+  if chosen := {'method', 'seed', 'split_seed', 'seeds'} & settings.keys():
+    raise UserError(f'--set {chosen.pop()}: the comparison sets it.')
+  if method == 'supervised':  # What belongs to FlatMatch is not for it.
+    own = ('method_args.', 'recipe_args.')
+    settings = {k: v for k, v in settings.items() if not k.startswith(own)}
+  (member, *more) = sweep.combine(config, args.out, settings)
+  if more:
+    raise UserError('--set takes one value for each field here.')
   return member.config
 
 

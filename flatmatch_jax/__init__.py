@@ -1,5 +1,6 @@
 """Semi-supervised image classification in JAX, with FlatMatch at its heart."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -31,6 +32,7 @@ def __dir__():
 
 
 _LARGE_PAGES = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
+_TUNABLES, _STARTED = 'GLIBC_TUNABLES', '_FLATMATCH_JAX_STARTED'
 _NEEDED = ('absl', 'jax', 'flax', 'optax', 'orbax', 'clu', 'ml_collections')
 
 
@@ -60,13 +62,18 @@ def _use_large_pages() -> None:
   those who ask, unless set otherwise, and glibc reads its settings only when a
   process starts.
   """
-  # A notebook's %run, for example, is not a process of our own.
-  ours = sys.argv[0] == '-m' or sys.orig_argv[-len(sys.argv) :] == sys.argv
-  if not ours or 'GLIBC_TUNABLES' in os.environ:
+  match sys.orig_argv[1:]:
+    case ['-m', module, *_]:
+      ours = module.partition('.')[0] == 'flatmatch_jax'
+    case words:  # Not a notebook's %run, a debugger or standard input.
+      ours = words == sys.argv and words[0].endswith('.py')
+  # Ours is looked at, too: glibc may remove its own.
+  if not ours or sys.gettrace() or {_TUNABLES, _STARTED} & os.environ.keys():
     return
-  if _LARGE_PAGES.is_file() and '[madvise]' in _LARGE_PAGES.read_text():
-    os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+  with contextlib.suppress(OSError):
+    if '[madvise]' in _LARGE_PAGES.read_text():
+      os.environ |= {_TUNABLES: 'glibc.malloc.hugetlb=1', _STARTED: '1'}
+      os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 # So Python names itself while it looks for the module of `python -m`.

@@ -10,9 +10,10 @@ from flatmatch_jax.training.load import Run
 OWN = ('folder', 'npz')  # Datasets that can get more labels.
 SHOWN = 12
 _ASKED = 20  # Unlabeled images about a label.
-# They must agree with this share of the labels. Where fewer do, images that
+# How often they must agree with the labels of a class, on average over classes:
+# this part of the way from chance to always. If they agree less, images that
 # look alike often belong to different classes.
-_TRUSTED = 0.5
+_TRUSTED = 1 / 3
 _AT_A_TIME = 4096  # Images per batch of the regression.
 _MOST_FITTED = 1000  # Labeled images that logistic regression learns from.
 
@@ -71,7 +72,7 @@ def advise(run: Run, dataset: Dataset, split: dict) -> Advice:
     best = choice.order(new, pictures(known), probs)[:SHOWN]
     first = show(unlabeled[best], probs[best])
     alike = neighbours(pictures(labeled), new, probs)
-    asked = bool((alike.argmax(-1) == labels).mean() >= _TRUSTED)
+    asked = trusted(alike.argmax(-1), labels, alike.shape[-1])
     second = opinions(second, labels, alike) if asked else second
   wrong = suspects(second, labels)[:SHOWN]
   doubtful = show(labeled[wrong], second[wrong])
@@ -100,6 +101,16 @@ def neighbours(known, new, probabilities) -> np.ndarray:
   features = choice.embed(np.concatenate([known, new]))
   alike = features[: len(known)] @ features[len(known) :].T
   return probabilities[np.argsort(-alike)[:, :_ASKED]].mean(1)
+
+
+def trusted(guesses, labels, num_classes: int) -> bool:
+  """Whether guesses agree with labels clearly more often than by chance.
+
+  Each class counts the same: guessing the largest one always is chance, too.
+  """
+  agree = [(guesses[labels == k] == k).mean() for k in np.unique(labels)]
+  chance = 1 / num_classes
+  return bool(np.mean(agree) >= chance + _TRUSTED * (1 - chance))
 
 
 def opinions(own, labels, others) -> np.ndarray:

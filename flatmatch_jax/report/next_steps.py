@@ -70,7 +70,7 @@ def labels_to_check(run, advice: Advice, names) -> Html:
     'A network memorizes wrong labels. If it agrees with a label, the guess '
     'is its mean guess for the unlabeled images that look most similar.'
     if advice.asked
-    else 'A network memorizes wrong labels, so it may miss some.'
+    else 'Networks memorize wrong labels, so some may be missing here.'
   )
   if not advice.suspects:
     return join(
@@ -93,8 +93,8 @@ def labels_to_check(run, advice: Advice, names) -> Html:
   return join(
     title,
     note(
-      f'Of {advice.num_labeled:,} labels, {these} most doubtful. Most of them '
-      f'may be right. {how}'
+      f'Of {advice.num_labeled:,} labels, {these} the most doubtful; many '
+      f'may still be right. {how}'
     ),
     gallery(advice.suspects, words),
     note('Run only the lines for labels that are wrong:')

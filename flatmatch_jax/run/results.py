@@ -45,7 +45,7 @@ def shown(result: dict, key: str) -> dict[str, float]:
   The median of fewer than 20 evaluations would be that of the whole run.
   """
   names = {'last': 'last', 'best': 'best'}
-  if result.get('evaluations', _MEDIAN) >= _MEDIAN:
+  if result.get('evaluations', 0) >= _MEDIAN:
     names = names | {'median20': f'median of the last {_MEDIAN}'}
   return {
     name: result[f'{key}_{end}']

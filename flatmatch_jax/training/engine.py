@@ -154,7 +154,7 @@ def compile_step(function, state, given, shardings):
   """Compiles a step that overwrites its state and leaves it where it was."""
   devices = jax.device_count()
   several = f' for {devices} devices' if devices > 1 else ''
-  messages.say(f'Compiling the step{several}; an estimate of the time follows.')
+  messages.say(f'Compiling the step{several}.')
   began = time.perf_counter()
   jitted = jax.jit(function, donate_argnums=0, out_shardings=shardings)
   compiled = jitted.lower(state, given).compile()

@@ -182,9 +182,8 @@ def tell_data(config, dataset, split) -> None:
     )
   elif uses and others < len(split.labeled):
     messages.say(
-      f'Warning: only {messages.count(others, "image")} without a label, fewer '
-      f'than with one: {config.method} has little to learn from. Add unlabeled '
-      'images, or compare with method=supervised.'
+      f'Only {messages.count(others, "image")} without a label, fewer than '
+      f'with one: {config.method} may gain little over method=supervised.'
     )
   if not results.selection(len(dataset.test_labels), config.num_val):
     messages.say(

@@ -112,6 +112,21 @@ def test_images_that_look_alike_are_asked_if_they_know(dataset):
   assert found.suspects == []
 
 
+@pytest.mark.parametrize(
+  ('guesses', 'labels', 'classes', 'expected'),
+  [
+    ([0] * 10, [0] * 8 + [1] * 2, 2, False),  # Always the largest class.
+    ([0, 1] * 10, [0, 0, 1, 1] * 5, 2, False),  # By chance.
+    ([0, 0, 1, 1, 1], [0, 0, 1, 1, 0], 2, True),
+    ([0, 1, 9, 9], [0, 1, 2, 3], 10, True),  # Half of many classes is much.
+    ([0, 9, 9, 9], [0, 1, 2, 3], 10, False),
+  ],
+)
+def test_guesses_are_trusted_above_chance(guesses, labels, classes, expected):
+  found = advice.trusted(np.array(guesses), np.array(labels), classes)
+  assert found == expected
+
+
 def test_where_the_network_disagrees_it_is_asked_itself():
   own = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
   others = np.array([[0.3, 0.7], [1.0, 0.0], [0.8, 0.2]])
@@ -182,7 +197,7 @@ def test_page_ends_with_what_to_do_next(make_run):
   page = Page(text)
   assert '<h2>What next?</h2>' in text
   assert 'Label these 2 images first' in page.text
-  assert 'Of 36 labels, these look most doubtful' in page.text
+  assert 'Of 36 labels, these look the most doubtful' in page.text
   assert 'dog & <b>?' in page.text
   (block,) = re.findall(r'<pre>(mv .*?)</pre>', text, re.S)
   lines = html.unescape(block).splitlines()
@@ -256,8 +271,16 @@ def test_unsure_guesses_get_no_command(make_run):
   page = next_steps.labels_to_check(
     make_run(), ADVICE._replace(suspects=suspects), NAMES
   )
+  assert 'may be missing here' not in page
   assert 'b.png' in page.split('mv -n', 1)[1]
   assert 'a.png' not in page.split('mv -n', 1)[1]
+
+
+def test_without_similar_images_labels_may_be_missed(make_run):
+  given = ADVICE._replace(asked=False, suspects=ADVICE.suspects[:1])
+  page = next_steps.labels_to_check(make_run(), given, NAMES)
+  assert 'this looks the most doubtful' in page
+  assert 'may be missing here' in page
 
 
 def test_confused_classes_are_those_of_most_mistakes(make_run):

@@ -201,7 +201,6 @@ def test_page_tells_the_numbers_of_the_run(run):
     'flatmatch on digits, 40 labels',
     'finished',
     f'{run.result["error_last"]:.2f}%',
-    f'{run.result["error_median20"]:.2f}%',
     '0:01:02',  # Seconds.
     '1,234',  # Images a second.
     f'error {report["error"]:.2f}%',
@@ -211,6 +210,11 @@ def test_page_tells_the_numbers_of_the_run(run):
   ):
     assert text in page.text, text
   assert 'Skipped steps' not in page.text  # There were none.
+  assert 'median of the last' not in page.text  # Of all seven evaluations.
+  run.result['evaluations'] = 20
+  text = Page(single.summary(run, found)).text
+  median = f'{run.result["error_median20"]:.2f}%'
+  assert f'test error, median of the last 20{median}' in text.replace('\n', '')
   drawn = {
     line['name']: line
     for _, attributes in page.elements

@@ -283,8 +283,9 @@ def test_zero_radius_is_the_plain_method(name):
 
 def test_resume_is_exact(name, tmp_path):
   """Two steps, saved and read back, and two more are four, bit for bit."""
-  # A memory is the same whatever the method: once is enough.
-  recipe = 'flatmatch_e' if name == 'freematch' else 'plain'
+  # A memory is the same whatever the method: once with thresholds and once with
+  # a second network are enough.
+  recipe = 'flatmatch_e' if name in ('freematch', 'mpl') else 'plain'
   _, init, step = compiled(name, recipe)
   state = late(init())
   for seed in range(4):

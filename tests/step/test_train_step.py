@@ -63,12 +63,13 @@ def compiled(
 
 
 @functools.cache
-def after_three(recipe, layout, network=DROPPING, **args):
-  """The state after three steps of FixMatch, which uses most guesses."""
+def after_three(recipe, layout, network=DROPPING, name='fixmatch', **args):
+  """The state after three steps of a method that uses most guesses."""
   # Fused as outside of the tests: programs that compute the same then round
   # alike.
   usual = {'xla_cpu_use_fusion_emitters': True}
-  method = methods.create('fixmatch', threshold=0.3)
+  given = {'threshold': 0.3} if name == 'fixmatch' else {}
+  method = methods.create(name, **given)
   setup = Setup(method, recipe, layout, network, **args)
   state, step = setup.init(), jax.jit(setup.step, compiler_options=usual)
   for seed in range(3):
@@ -85,13 +86,17 @@ EVERYTHING = Recipe(
 
 
 @pytest.mark.parametrize(
-  ('recipe', 'layout'),
-  [*((EVERYTHING, layout) for layout in LAYOUTS), ('flatmatch', 'split')],
+  ('recipe', 'layout', 'name'),
+  [
+    *((EVERYTHING, layout, 'fixmatch') for layout in LAYOUTS),
+    (EVERYTHING, 'split', 'freematch'),  # It has thresholds in its state.
+    ('flatmatch', 'split', 'fixmatch'),
+  ],
 )
-def test_zero_radius_is_the_plain_method_bit_for_bit(recipe, layout):
+def test_zero_radius_is_the_plain_method_bit_for_bit(recipe, layout, name):
   """The second pass is the first, and drops the same."""
-  moved = after_three(recipe, layout, rho=0.0)
-  assert_equal(after_three('plain', layout), moved)
+  moved = after_three(recipe, layout, name=name, rho=0.0)
+  assert_equal(after_three('plain', layout, name=name), moved)
 
 
 def test_network_with_dropout_drops():

@@ -269,28 +269,32 @@ def test_missing_packages_are_one_line(args):
 
 
 @pytest.mark.parametrize(
-  ('argv', 'original', 'pages', 'tunables', 'restarts'),
+  ('argv', 'original', 'pages', 'present', 'restarts'),
   [
     (['main.py', 'a b'], ['main.py', 'a b'], '[madvise] never', None, True),
     (['-m', 'a'], ['-m', 'flatmatch_jax.x', 'a'], '[madvise]', None, True),
     (['main.py'], ['main.py'], '[always] madvise', None, False),
-    (['main.py'], ['main.py'], '[madvise] never', 'mine', False),
-    # As in a notebook.
+    (['main.py'], ['main.py'], '[madvise] never', 'GLIBC_TUNABLES', False),
+    (['main.py'], ['main.py'], '[madvise]', '_FLATMATCH_JAX_STARTED', False),
+    # Notebooks, debuggers, packages that import ours, standard input.
     (['main.py'], ['-m', 'kernel', '-f', 'x'], '[madvise]', None, False),
+    (['main.py'], ['-m', 'pdb', 'main.py'], '[madvise]', None, False),
+    (['-m', 'a'], ['-m', 'other.flatmatch_jax', 'a'], '[madvise]', None, False),
+    (['-'], ['-'], '[madvise]', None, False),
     (['main.py'], ['main.py'], None, None, False),
   ],
 )
 def test_a_command_starts_anew_for_large_pages(
-  argv, original, pages, tunables, restarts, monkeypatch, tmp_path
+  argv, original, pages, present, restarts, monkeypatch, tmp_path
 ):
   started = []
   if pages is not None:
-    (tmp_path / 'enabled').write_text(f'always {pages}')
+    (tmp_path / 'enabled').write_text(pages)
   monkeypatch.setattr(flatmatch_jax, '_LARGE_PAGES', tmp_path / 'enabled')
   monkeypatch.setattr(sys, 'argv', argv)
   monkeypatch.setattr(sys, 'orig_argv', ['python', *original])
   monkeypatch.setattr(os, 'execv', lambda *args: started.append(args))
-  found = {'GLIBC_TUNABLES': tunables} if tunables else {}
+  found = {present: 'mine'} if present else {}
   monkeypatch.setattr(os, 'environ', found)
   flatmatch_jax.begin_command()
   expected = (sys.executable, [sys.executable, *original])

@@ -73,7 +73,7 @@ def test_counts_are_at_most_a_share_of_the_run(paper, steps, expected):
 
 def test_a_run_is_evaluated_and_saved_four_times_at_least():
   config = cifar10_fast.get_config()
-  for steps, every in ((8000, 1000), (800, 200), (3, 1)):
+  for steps, every in ((8000, 1000), (800, 200), (401, 101), (3, 1)):
     config.steps = steps
     assert config.eval_every == config.checkpoint_every == every
   config.eval_every = 7

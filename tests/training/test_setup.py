@@ -10,7 +10,7 @@ from flatmatch_jax.training import setup
 
 ALONE = "Warning: only one labeled image of 'chest'"
 NOTHING_LEFT = 'All images are labeled, so none are left'
-FEW_LEFT = 'Warning: only 1 image without a label'
+FEW_LEFT = 'Only 1 image without a label'
 NOT_USED = '4 unlabeled (not used)'
 STAY = 'stay in the unlabeled pool'
 NEGATIVE = 'may be negative'
