@@ -4,6 +4,9 @@ import os
 import sys
 import tempfile
 
+import gcs
+
+os.environ |= gcs.OF_TENSORFLOW
 # Before JAX starts: some tests compare one device with several.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')

@@ -67,6 +67,17 @@ class Fault(NamedTuple):
   text: str  # For people.
 
 
+# TensorFlow would remember for seconds what there was in another test, and wait
+# up to 32 s between ten attempts. It reads this only once, when it is imported.
+OF_TENSORFLOW = {
+  'GCS_STAT_CACHE_MAX_AGE': '0',
+  'GCS_RETRY_CONFIG_INIT_DELAY_TIME_US': '10000',
+  'GCS_RETRY_CONFIG_MAX_DELAY_TIME_US': '50000',
+  'GCS_RETRY_CONFIG_MAX_RETRIES': '1',
+  'GCS_READ_CACHE_BLOCK_SIZE_MB': '1',  # Fewer bytes to make room for.
+}
+
+
 class Bucket:
   """The server as a test sees it."""
 
@@ -81,14 +92,7 @@ class Bucket:
       'CURL_CA_BUNDLE': str(ca),
       'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'token',
       'NO_GCE_CHECK': 'true',
-      # TensorFlow would remember for seconds what there was in another test,
-      # and wait up to 32 s between ten attempts.
-      'GCS_STAT_CACHE_MAX_AGE': '0',
-      'GCS_RETRY_CONFIG_INIT_DELAY_TIME_US': '10000',
-      'GCS_RETRY_CONFIG_MAX_DELAY_TIME_US': '50000',
-      'GCS_RETRY_CONFIG_MAX_RETRIES': '1',
-      'GCS_READ_CACHE_BLOCK_SIZE_MB': '1',  # Fewer bytes to make room for.
-    }
+    } | OF_TENSORFLOW
 
   def _ask(self, what, *args):
     request = urllib.request.Request(
